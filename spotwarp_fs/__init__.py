@@ -1,0 +1,1 @@
+"""SpotWarp: a copy-on-write workspace that outlives its node."""

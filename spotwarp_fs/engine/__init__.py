@@ -1,0 +1,1 @@
+"""Trio tasks and their order: requests, cuts, sealing, publishing, hydrating, sessions."""
