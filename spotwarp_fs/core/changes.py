@@ -1,8 +1,8 @@
 """Note every change to the published tables, in the transaction that makes it.
 
-Invariant: a key of a published table is never put or deleted except through a Recorder, and its row in the change log has
-a seq above every cut begun before the change. A cut at seq S exports every row with seq <= S; only a confirmed publish of S
-drops them. A row that was changed again after the cut has moved to a seq above S and stays.
+Invariant: a key of a published table is never put or deleted except through a Recorder, and its row in the change log
+has a seq above every cut begun before the change. A cut at seq S exports every row with seq <= S; only a confirmed
+publish of S drops them. A row that was changed again after the cut has moved to a seq above S and stays.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Recorder:
 
 
 def confirm(txn: KVWrite, published: ChangeSeq) -> list[bytes]:
-    """Drop the change rows that a confirmed publish at seq *published* covers; returns the keys that have no newer change."""
+    """Drop the change rows that a confirmed publish at *published* covers; returns the keys without a newer change."""
     rows = list(txn.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(published + 1))))
     for row, key in rows:
         txn.delete(row)

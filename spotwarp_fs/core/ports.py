@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
     ) -> Stored:
         """Read *length* bytes from *start* (all when None).
 
-        Raises NotFound when proven absent, Unavailable when the body is shorter or longer than the store itself announced.
+        Raises NotFound when proven absent, Unavailable when the body is not as long as the store itself announced.
         A range that starts inside and ends beyond the object gives what there is.
         """
         ...
@@ -88,7 +88,7 @@ class ObjectStore(Protocol):
         """Replace the object if it still is *etag*; raises PreconditionFailed otherwise."""
         ...
 
-    def list(self, prefix: str, *, lane: Lane = Lane.CONTROL) -> AsyncIterator[ObjectInfo]:
+    def list_objects(self, prefix: str, *, lane: Lane = Lane.CONTROL) -> AsyncIterator[ObjectInfo]:
         """Give every object below *prefix* in key order; raises Unavailable when a page cannot be continued."""
         ...
 

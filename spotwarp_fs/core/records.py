@@ -12,8 +12,8 @@ bookkeeping (published), upper-case tables never leave the node.
                  r <kind> ...                retention and pins   -> see core/retention.py
     node only    see NodeTable
 
-All integers are big-endian. A published block is `FrameRef` (56 bytes); on the node one more byte in front keeps the two
-facts of a block apart: has it local bytes, and which frame has its present content.
+All integers are big-endian. A published block is `FrameRef` (56 bytes); on the node one more byte in front keeps the
+two facts of a block apart: has it local bytes, and which frame has its present content.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NodeTable:
     IN_FLIGHT: Final = b"F"
     """F <ino 8> -> in-flight mark."""
     UNLOADED: Final = b"U"
-    """U <ino 8> -> first dropped block 4: this inode's block map still lies in the base; blocks from here on do not count."""
+    """U <ino 8> -> first dropped block 4: this inode's blocks still lie in the base; from here on they do not count."""
     DEDUP: Final = b"D"
     """D <digest 32> -> FrameRef without digest: frames that a new block may refer to."""
     ORPHANS: Final = b"O"
