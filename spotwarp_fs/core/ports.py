@@ -5,13 +5,15 @@ Invariant: nothing here names a vendor library, and every method says which erro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from spotwarp_fs.core.types import Inode, ObjectKey
+
+T = TypeVar("T")
 
 
 class Lane(Enum):
@@ -199,6 +201,14 @@ class DataFiles(Protocol):
         """Delete everything set aside under *token*."""
         ...
 
+    def append_aside_block(self, token: str, ino: Inode, block: int, data: bytes) -> None:
+        """Keep one old block in the spool under *token* (copy-on-write under a cut)."""
+        ...
+
+    def read_aside_block(self, token: str, ino: Inode, block: int) -> bytes:
+        """Read a block that `append_aside_block` kept; KeyError when there is none."""
+        ...
+
     def remove(self, ino: Inode) -> None:
         """Delete the data file, if any."""
         ...
@@ -209,6 +219,25 @@ class DataFiles(Protocol):
 
     def allocated_bytes(self, ino: Inode) -> int:
         """Return what the data file occupies on disk."""
+        ...
+
+
+class Work(Enum):
+    """Which worker threads may run a blocking call."""
+
+    DISK = "disk"
+    """Cold reads of data files."""
+    SYNC = "sync"
+    """fdatasync of data files and journal."""
+    CPU = "cpu"
+    """Digests and compression."""
+
+
+class Workers(Protocol):
+    """Blocking calls off the event loop; simulations run them in place."""
+
+    async def run(self, work: Work, call: Callable[..., T], *arguments: object) -> T:
+        """Run `call(*arguments)` in a thread of its kind and return what it returns or raises."""
         ...
 
 
