@@ -1,0 +1,38 @@
+"""A metadata map in a dictionary: what the namespace rules run on when nothing else is to be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class DictTree:
+    """A KVWrite and a TreeWrite; `exported` holds the keys of published tables that were ever changed."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.exported: set[bytes] = set()
+
+    def get(self, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def scan(self, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        keys = sorted(key for key in self.rows if key >= start and (stop is None or key < stop))
+        return iter([(key, self.rows[key]) for key in keys])
+
+    def put(self, key: bytes, value: bytes) -> None:
+        assert key[:1].islower(), f"{key!r} is of a node table"
+        self.exported.add(key)
+        self.rows[key] = value
+
+    def delete(self, key: bytes) -> bool:
+        assert key[:1].islower(), f"{key!r} is of a node table"
+        self.exported.add(key)
+        return self.rows.pop(key, None) is not None
+
+    def put_local(self, key: bytes, value: bytes) -> None:
+        assert key[:1].isupper(), f"{key!r} is of a published table"
+        self.rows[key] = value
+
+    def delete_local(self, key: bytes) -> bool:
+        assert key[:1].isupper(), f"{key!r} is of a published table"
+        return self.rows.pop(key, None) is not None
