@@ -10,9 +10,11 @@ import pytest
 from tests.tidy.sources import name_of, product_modules, prose, tracked
 
 # "epoch" alone belongs to training; ours is the writer epoch. What may stand before or after the word otherwise:
-# "training epoch", Unix time's "since the epoch", a glob such as epoch[-_]*, a key or a field such as writer_epoch.
+# "training epoch", Unix time's "since the epoch", a glob such as epoch[-_]*, a field such as writer_epoch, and the
+# narrow cells of a byte diagram or a template (<epoch, | epoch).
 BARE_EPOCH = re.compile(
-    r"(?<!writer )(?<!writers' )(?<!training )(?<!since the )(?<![\w-])epochs?\b(?![\[\w*-])", re.IGNORECASE
+    r"(?<!writer )(?<!writers' )(?<!training )(?<!since the )(?<!\| )(?<!<)(?<![\w-])epochs?\b(?![\[\w*-])",
+    re.IGNORECASE,
 )
 
 # "checkpoint" belongs to the model; a published state kept by name is a snapshot.
@@ -51,6 +53,7 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
         ("seconds since the epoch", False),
         ("`epoch[-_]*` and epoch-* directories", False),
         ("writer_epoch=3", False),
+        ("packs/<epoch 8 hex>-<ident>", False),
         ("an epoch was raised", True),
         ("Epoch 3 is fenced", True),
     ],
