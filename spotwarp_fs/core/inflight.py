@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
+from spotwarp_fs.core.manifests import InFlightItem
 from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.records import (
     ENTRY_TABLE,
@@ -146,23 +147,11 @@ class AtomicNames(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class InFlightItem:
-    """A thing that was half done at the cut; one item per name."""
-
-    ino: Inode
-    path: bytes
-    """From the root, without a leading slash."""
-    kind: Literal["file", "directory"]
-    torn: bool
-    """Nobody is working on it any more: replaced like the others, but no reason to wait for a better moment (L8)."""
-
-
-@dataclass(frozen=True, slots=True)
 class InFlight:
     """What a cut has to say about things half done."""
 
     items: tuple[InFlightItem, ...]
-    """Sorted by path; the directories among them are candidates of the next cut."""
+    """Sorted by path, one per name; the directories among them are candidates of the next cut."""
     settled: tuple[Inode, ...]
     """Marks that count as released: their rows may go if they still are what the snapshot says."""
     due_ns: int | None

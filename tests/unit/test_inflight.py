@@ -5,9 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwarp_fs.core import inflight
-from spotwarp_fs.core.inflight import InFlight, InFlightItem, Mark, Standing, standing
+from spotwarp_fs.core.inflight import InFlight, Mark, Standing, standing
+from spotwarp_fs.core.manifests import InFlightItem
 from spotwarp_fs.core.policies import Policies
-from spotwarp_fs.core.records import ENTRY_TABLE
+from spotwarp_fs.core.records import ENTRY_TABLE, name_key
+from spotwarp_fs.core.types import ROOT_INODE, Inode
 from tests.support.inflight_worlds import SECOND, World
 
 POLICIES = Policies()
@@ -243,12 +245,14 @@ def test_only_changed_directories_and_those_listed_before_are_candidates() -> No
 
 def test_very_deep_paths_are_rendered() -> None:
     world = World()
-    path = ""
-    for _ in range(1100):
-        path += "d/"
-        world.mkdir(path.rstrip("/"))
-    path += "x.pt"
-    world.write(path, "half", mark=world.open_mark())
+    world.write("x.pt", "half", mark=world.open_mark())
+    at, path = world.at("x.pt"), "x.pt"
+    del world.rows[name_key(at, ROOT_INODE, b"x.pt")]
+    name = b"x.pt"
+    for number in range(10_000, 11_100):
+        world.rows[name_key(at, Inode(number), name)] = b""
+        at, name, path = Inode(number), b"d", "d/" + path
+    world.rows[name_key(at, ROOT_INODE, name)] = b""
     assert list(listed(judge(world))) == [path]
 
 
