@@ -46,7 +46,7 @@ class Demo:
     def __init__(self, base: Path, report: Report, endpoint: str) -> None:
         self.base = base
         self.report = report
-        self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": endpoint}
+        self.environment = {**CREDENTIALS, "SPOTWARP_S3_ENDPOINT": endpoint}
         self.workspace = base / "workspace"
         self.bucket = boto3.client(
             "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="demo", aws_secret_access_key="demo"
