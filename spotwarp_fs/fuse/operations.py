@@ -33,10 +33,15 @@ T = TypeVar("T")
 Handler = Callable[Concatenate["Operations", P], Coroutine[Any, Any, T]]
 
 
-def errno_of(error: Exception) -> int | None:
-    """Give the errno that *error* is answered with; None for what nobody foresaw."""
+def _only_cause(error: Exception) -> Exception:
+    """Look through the groups that nurseries wrap around a single error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
+    return error
+
+
+def errno_of(error: Exception) -> int | None:
+    """Give the errno that *error* is answered with; None for what nobody foresaw."""
     match error:
         case Refused() | pyfuse3.FUSEError():
             return error.errno
@@ -73,11 +78,11 @@ def gate(handler: Handler[P, T]) -> Handler[P, T]:
             return await handler(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise
-        except Refused as error:
-            raise pyfuse3.FUSEError(error.errno) from None
-        except Exception as error:
-            _report(handler.__name__, error)
-            raise pyfuse3.FUSEError(errno_of(error) or errno.EIO) from error
+        except Exception as raised:
+            error = _only_cause(raised)
+            if not isinstance(error, Refused):
+                _report(handler.__name__, error)
+            raise pyfuse3.FUSEError(errno_of(error) or errno.EIO) from None
 
     return guarded
 
