@@ -6,6 +6,7 @@ A path is bytes below the workspace's root. In a program that was only drawn, a 
 
 from __future__ import annotations
 
+import errno
 import random
 import stat
 from collections.abc import Iterable
@@ -19,6 +20,9 @@ OPERAND_BYTES_MAX = 1_500
 
 FILES, DIRECTORIES, SYMLINKS, OTHERS = "f", "d", "l", "o"
 """Kinds of things, as letters: a string of them is a set."""
+NOT_OPENABLE = {DIRECTORIES: errno.EISDIR, SYMLINKS: errno.ELOOP, OTHERS: errno.ENXIO}
+"""What open(O_WRONLY | O_NOFOLLOW) answers for what is not a file. (`perform` gives ENXIO without trying: a fifo would
+wait for its reader.)"""
 
 
 def kind_of(mode: int) -> str:

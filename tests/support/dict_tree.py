@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class DictTree:
-    """A KVWrite and a TreeWrite; `exported` holds the keys of published tables that were ever changed."""
+class DictMap:
+    """A KVWrite without any transaction."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
-        self.exported: set[bytes] = set()
 
     def get(self, key: bytes) -> bytes | None:
         return self.rows.get(key)
@@ -20,19 +19,27 @@ class DictTree:
         return iter([(key, self.rows[key]) for key in keys])
 
     def put(self, key: bytes, value: bytes) -> None:
-        assert key[:1].islower(), f"{key!r} is of a node table"
-        self.exported.add(key)
         self.rows[key] = value
 
     def delete(self, key: bytes) -> bool:
-        assert key[:1].islower(), f"{key!r} is of a node table"
-        self.exported.add(key)
         return self.rows.pop(key, None) is not None
+
+
+class DictTree(DictMap):
+    """A TreeWrite that insists on each table being written the way it should: exported, or local to the node."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        assert key[:1].islower(), f"{key!r} is of a node table"
+        super().put(key, value)
+
+    def delete(self, key: bytes) -> bool:
+        assert key[:1].islower(), f"{key!r} is of a node table"
+        return super().delete(key)
 
     def put_local(self, key: bytes, value: bytes) -> None:
         assert key[:1].isupper(), f"{key!r} is of a published table"
-        self.rows[key] = value
+        super().put(key, value)
 
     def delete_local(self, key: bytes) -> bool:
         assert key[:1].isupper(), f"{key!r} is of a published table"
-        return self.rows.pop(key, None) is not None
+        return super().delete(key)

@@ -130,9 +130,11 @@ def calls(*, privileged: bool = True, large: bool = True, markers: bool = False)
 
 
 def programs(
-    *, length_max: int = 30, privileged: bool = True, large: bool = True, markers: bool = False
+    *, length_max: int = 40, privileged: bool = True, large: bool = True, markers: bool = False
 ) -> st.SearchStrategy[list[Call]]:
     """A list of calls; it starts with a few names, so that the rest has something to work on."""
     first: list[Call] = [Mkdir(b"a"), Create(b"b"), Mkdir(b"a/b")]
-    rest = st.lists(calls(privileged=privileged, large=large, markers=markers), min_size=1, max_size=length_max)
+    # Hypothesis keeps one list short on average; four in a row make programs long enough to meet their own past.
+    part = st.lists(calls(privileged=privileged, large=large, markers=markers), max_size=length_max // 4)
+    rest = st.tuples(part, part, part, part).map(lambda parts: [call for drawn in parts for call in drawn])
     return rest.map(lambda drawn: [*first, *drawn])

@@ -224,8 +224,8 @@ class Reference:
     def _openable(self, path: bytes) -> Thing:
         """What open(O_WRONLY | O_NOFOLLOW) finds."""
         thing = self.things[self._find(path)]
-        if thing.kind in calls.DIRECTORIES + calls.SYMLINKS:
-            raise Errno(errno.EISDIR if thing.kind == calls.DIRECTORIES else errno.ELOOP)
+        if thing.kind in calls.NOT_OPENABLE:
+            raise Errno(calls.NOT_OPENABLE[thing.kind])
         return thing
 
     def _holds(self, ino: int, wanted: int) -> bool:

@@ -123,6 +123,8 @@ def _write_all(fd: int, data: bytes, offset: int | None = None) -> None:
 
 @contextmanager
 def _writing(path: bytes, flags: int = 0, mode: int = 0) -> Iterator[int]:
+    if not flags & os.O_EXCL and os.path.lexists(path) and calls.kind_of(os.lstat(path).st_mode) == calls.OTHERS:
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), path)
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | flags, mode)
     try:
         yield fd
