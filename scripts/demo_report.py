@@ -46,7 +46,7 @@ class Report:
         """Note that *event* happened (now, or at *at_s* on the monotonic clock) and show it."""
         t_s = round((time.monotonic() if at_s is None else at_s) - self.began_s, 3)
         self.timeline.append({"t_s": t_s, "event": event, "text": text})
-        self.console.print(f"[dim]{t_s:8.2f} s[/]  [bold]{event:<9}[/]", end="  ")
+        self.console.print(f"[dim]{t_s:8.2f} s[/]  [bold]{event:<10}[/]", end="  ")
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def check(self, otherwise: str, *, holds: bool) -> bool:

@@ -205,8 +205,8 @@ def tell(demo: Demo, nodes: list[Node]) -> None:
 
 
 def show_logs(base: Path) -> None:
-    for log in sorted(base.glob("**/*.log")):
-        if log.stat().st_size and "undisturbed" not in log.parts and log.name != "train.log":
+    for log in sorted([*base.glob("*.log"), *base.glob("disk-*/**/*.log")]):
+        if log.stat().st_size:
             print(f"--- {log.relative_to(base)}\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
 
 
