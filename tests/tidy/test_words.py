@@ -39,6 +39,8 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 yield node.lineno, node.name
+            case ast.arg(annotation=ast.Name(id="WriterEpoch")):
+                pass  # its type says whose
             case ast.arg():
                 yield node.lineno, node.arg
             case ast.AnnAssign(target=ast.Name(id=name)):
