@@ -60,7 +60,7 @@ def set_xattr(tree: TreeWrite, ino: Inode, name: bytes, value: bytes, flags: int
     _check_name(name)
     record = inode(tree, ino)
     _check_bearer(record, name)
-    if flags & ~(XattrFlags.CREATE | XattrFlags.REPLACE):
+    if not 0 <= flags <= XattrFlags.CREATE | XattrFlags.REPLACE:
         raise Refused(errno.EINVAL, f"setxattr flags {flags:#x} are not supported")
     present = tree.get(xattr_key(ino, name)) is not None
     if present and flags & XattrFlags.CREATE:
