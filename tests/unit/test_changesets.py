@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,14 +15,20 @@ from spotwarp_fs.core.errors import Corrupt
 from spotwarp_fs.core.frames import open_frame
 from spotwarp_fs.core.rebase import Reuse, Rewrite, merge_section, plan_merge
 from spotwarp_fs.core.records import FrameRef, block_key, entry_key, inode_key, xattr_key
-from spotwarp_fs.core.sections import MetadataWriter, Root, SectionKind, parse_root
+from spotwarp_fs.core.sections import MetadataWriter, Root, Section, SectionKind, encode_root, parse_root
 from spotwarp_fs.core.types import BlockIndex, Inode, PackId
+
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def ref(number: int) -> bytes:
     return FrameRef(PackId("00000001-00000000000000aa"), number, 7, 9, number.to_bytes(32, "big")).encode()
 
 
+GOLDEN_SECTIONS = (
+    Section(SectionKind.BLOCKS, b"b1", b"b9", 700, FrameRef.decode(ref(1))),
+    Section(SectionKind.TREE, b"e1", b"x2", 12, FrameRef.decode(ref(2))),
+)
 inodes = st.integers(1, 6).map(Inode)
 blocks = st.integers(0, 9).map(BlockIndex)
 block_puts = st.tuples(st.builds(block_key, inodes, blocks), st.integers(0, 99).map(ref))
@@ -249,3 +258,34 @@ def test_writing_refuses_what_must_not_leave_the_node() -> None:
 def test_a_base_with_a_delete_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="1 deletes"):
         changesets.puts_of(ChangeSet(changes=[(b"i1", None)]))
+
+
+def test_golden_records_and_root() -> None:
+    """Bytes of format 1: a change here is a change of the format."""
+    change_set = ChangeSet.of(
+        {Inode(5): BlockIndex(2)},
+        {
+            block_key(Inode(5), BlockIndex(0)): ref(3),
+            entry_key(Inode(1), b"a.pt"): None,
+            inode_key(Inode(5)): b"record",
+        },
+    )
+    golden = bytes.fromhex((GOLDEN / "changeset.hex").read_text())
+    assert encode_records(change_set) == golden
+    assert encode_records(decode_records(golden)) == golden
+    sections_root = bytes.fromhex((GOLDEN / "root_sections.hex").read_text())
+    assert encode_root(GOLDEN_SECTIONS) == sections_root
+    assert parse_root(sections_root) == Root(sections=GOLDEN_SECTIONS)
+    inline = bytes.fromhex((GOLDEN / "root_inline.hex").read_text())
+    assert parse_root(inline).records == decode_records(golden)
+
+
+@given(st.data())
+def test_a_damaged_root_is_corrupt_or_another_valid_one(data: st.DataObject) -> None:
+    body = bytearray.fromhex((GOLDEN / "root_sections.hex").read_text())
+    cut = bytes(body[: data.draw(st.integers(0, len(body) - 1))])
+    body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(Corrupt):
+        parse_root(cut)
+    with contextlib.suppress(Corrupt):
+        parse_root(bytes(body))
