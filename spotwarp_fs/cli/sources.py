@@ -21,7 +21,7 @@ from spotwarp_fs.cli.settings import KEYS, LIST_KEYS, MAP_KEYS, SECRET_KEYS, Set
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import exact_duration, exact_size
 
-OTHER_VARIABLES: Final = frozenset({"SPOTWARP_CONFIG", "SPOTWARP_SEED"})
+OTHER_VARIABLES: Final = frozenset({"SPOTWARP_CONFIG", "SPOTWARP_NO_FUSE", "SPOTWARP_SEED", "SPOTWARP_VENV"})
 """Variables of ours that are not settings."""
 OTHER_PREFIXES: Final = ("SPOTWARP_TEST_", "SPOTWARP_RUN_", "SPOTWARP_INTERNAL_")
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -231,15 +231,20 @@ def validated(given: Mapping[str, Given]) -> Settings:
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
-        problems = [_problem(dict(found), given) for found in error.errors(include_url=False)]
-        raise _bad("\n".join(problems)) from None
+        found: list[dict[str, Any]] = [{**problem} for problem in error.errors(include_url=False)]
+        wrong = [given.get(_key_of(problem["loc"])) for problem in found]
+        from_flags = all(item is not None and item.source.kind == "flag" for item in wrong)
+        code = ExitCode.USAGE if from_flags else ExitCode.CONFIG
+        raise UserError("\n".join(_problem(problem, given) for problem in found), code) from None
 
 
 def _problem(found: dict[str, Any], given: Mapping[str, Given]) -> str:
     """Say what is wrong with one value, and where it was written."""
     key = _key_of(found["loc"])
     item = given.get(key)
+    # Flags and variables are named after their key.
     place = f"{item.source.place}: " if item else ""
+    named = "" if item and item.source.kind in ("flag", "environment") else f"{key}: "
     context = found.get("ctx", {})
     shown = "the value" if key in SECRET_KEYS or item is None else repr(item.value)
     match found["type"]:
@@ -257,7 +262,7 @@ def _problem(found: dict[str, Any], given: Mapping[str, Given]) -> str:
             reason = f"{shown} is not a whole number"
         case _:
             reason = f"{shown}: {found['msg']}"
-    return f"{place}{key}: {reason}"
+    return f"{place}{named}{reason}"
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:

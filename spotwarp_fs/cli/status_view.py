@@ -1,0 +1,101 @@
+"""Render a workspace's status for people: the risk first, in plain words, colour only where it means something.
+
+Invariant: nothing is shown that is not in `core.status.Status`, and what is unknown is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from spotwarp_fs.cli.output import printable
+from spotwarp_fs.core.status import Status
+from spotwarp_fs.core.units import format_duration, format_size
+
+IN_FLIGHT_SHOWN: Final = 5
+Row = tuple[str, str, str]
+"""Label, text, style."""
+
+
+def view(status: Status, mountpoint: str) -> Group:
+    """Return the status as something that rich prints."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text, style in rows(status):
+        table.add_row(label, Text(printable(text), style=style))
+    title = Text.assemble((status.workspace, "bold"), f" at {printable(mountpoint)} → {printable(status.store)}")
+    return Group(title, table)
+
+
+def rows(status: Status) -> Iterator[Row]:
+    """Give the lines of the view."""
+    yield from _alarms(status)
+    yield "state", _state(status), ""
+    if status.mode == "writer":
+        yield _risk(status)
+        yield "checkpoint", _checkpoint(status), ""
+        yield from _rates(status)
+    yield "cache", f"{format_size(status.cache_used_bytes)} of {format_size(status.cache_budget_bytes)}", ""
+    for count, item in enumerate(status.in_flight):
+        label = "in flight" if count == 0 else ""
+        if count == IN_FLIGHT_SHOWN:
+            yield label, f"and {len(status.in_flight) - count} more", ""
+            break
+        yield label, item.path + (" (torn: its writer died)" if item.torn else ""), "yellow" if item.torn else ""
+    yield (
+        "since start",
+        f"{format_size(status.totals.bytes_written)} written, {format_size(status.totals.bytes_uploaded)} sent, "
+        f"{format_size(status.totals.bytes_fetched)} fetched, "
+        f"{status.totals.frames_deduplicated:,} frames not sent twice",
+        "",
+    )
+    yield "daemon", f"pid {status.daemon_pid}, supervisor {status.supervisor_pid}, {format_size(status.rss_bytes)}", ""
+
+
+def _alarms(status: Status) -> Iterator[Row]:
+    if status.fenced:
+        yield "FENCED", "another writer took this workspace over; see `spotwarp salvage list`", "bold red"
+    elif status.read_only and status.mode == "writer":
+        yield "READ-ONLY", "writes are refused", "bold red"
+    if not status.store_reachable:
+        yield (
+            "STORE",
+            f"not reachable: {status.store_error or 'no reason given'}; publishing resumes by itself",
+            "bold red",
+        )
+    elif status.store_error:
+        yield "store", f"last error: {status.store_error}", "yellow"
+
+
+def _state(status: Status) -> str:
+    size = f"{format_size(status.logical_bytes)} in {status.files:,} files"
+    access = "" if status.mode == "writer" else f", {status.mode}"
+    return f"manifest {status.head_number}, {format_duration(status.head_age_s)} old; {size} ({status.form}{access})"
+
+
+def _risk(status: Status) -> Row:
+    if status.dirty_bytes == 0 and status.rpo_seconds == 0:
+        return "at risk", "nothing", "green"
+    eta = "unknown" if status.drain_eta_seconds is None else format_duration(status.drain_eta_seconds)
+    text = f"writes of the last {format_duration(status.rpo_seconds)}, {format_size(status.dirty_bytes)}; drain {eta}"
+    return "at risk", text, "yellow" if status.falling_behind else ""
+
+
+def _checkpoint(status: Status) -> str:
+    safe = status.newest_safe_checkpoint
+    if safe is None:
+        return "none is complete in the store yet"
+    return f"{safe.name}, {format_duration(safe.age_s)} old, in manifest {safe.manifest}"
+
+
+def _rates(status: Status) -> Iterator[Row]:
+    produced, sent = format_size(status.produced_bytes_per_s), format_size(status.sent_bytes_per_s)
+    if status.falling_behind:
+        yield "upload", f"falling behind: {produced}/s produced, {sent}/s sent", "bold yellow"
+    else:
+        yield "upload", f"{sent}/s sent, {produced}/s produced", ""

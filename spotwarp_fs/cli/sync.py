@@ -1,0 +1,28 @@
+"""`spotwarp sync`: the barrier."""
+
+from __future__ import annotations
+
+import click
+
+from spotwarp_fs.cli import output
+from spotwarp_fs.cli.options import json_option, mountpoint_argument
+from spotwarp_fs.core.units import parse_duration
+
+
+@click.command("sync")
+@mountpoint_argument
+@click.option("--timeout", metavar="TIME", default="1h", show_default=True, help="Fail if it takes longer.")
+@json_option
+def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
+    """Return when everything written before this call is in the store, and print the manifest's number.
+
+    A takeover on another node serves that state or a later one. MOUNTPOINT may be left out inside a workspace, or when
+    only one is mounted.
+    """
+    from spotwarp_fs.cli import client
+
+    record = client.find_mount(client.state_directory(), mountpoint)
+    arguments = {"timeout_s": parse_duration(timeout)}
+    with output.progress_bar("publishing", shown=not as_json) as report:
+        result = client.call(record, "sync", arguments, on_progress=report)
+    output.emit(result, str(result.get("manifest")), as_json=as_json)

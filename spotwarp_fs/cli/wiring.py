@@ -1,0 +1,213 @@
+"""Build the objects that a command needs, and run it: what each command asks for, and what it gets back.
+
+Invariant: commands know these signatures only; which store, map, engine and mount stand behind them is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from spotwarp_fs.cli.mounts import MountRecord
+from spotwarp_fs.cli.options import Location
+from spotwarp_fs.core.errors import UserError
+
+if TYPE_CHECKING:
+    from spotwarp_fs.cli.sources import LoadedSettings
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MountWish:
+    """What `mount` was asked for, beyond settings."""
+
+    mountpoint: Path
+    takeover: bool = False
+    read_only: bool = False
+    at: str | None = None
+    foreground: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MountReport:
+    """What was mounted; `mount` prints it when the workspace is usable."""
+
+    mountpoint: str
+    workspace: str
+    store: str
+    form: str
+    created: bool
+    manifest: int
+    age_s: float
+    logical_bytes: int
+    files: int
+    read_only: bool
+    daemon_pid: int
+    supervisor_pid: int
+    left_out: tuple[str, ...] = ()
+    """What the served state lacks of the head, each with the command that fetches it."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UmountReport:
+    """What an unmount achieved."""
+
+    mountpoint: str
+    workspace: str
+    manifest: int | None
+    saved: bool
+    dirty_bytes: int = 0
+    left: tuple[str, ...] = ()
+    """Paths that could not be saved, a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceLine:
+    """One workspace of a store."""
+
+    name: str
+    head_number: int
+    age_s: float
+    logical_bytes: int
+    files: int
+    live: bool
+    """A writer has shown itself lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """One file of a listing."""
+
+    path: bytes
+    kind: str
+    """One letter, as `ls -l` shows it: `-dlpscb`."""
+    mode: int
+    uid: int
+    gid: int
+    links: int
+    size: int
+    mtime_ns: int
+    target: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What a copy moved."""
+
+    files: int
+    bytes_copied: int
+    manifest: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push published."""
+
+    workspace: str
+    manifest: int
+    files: int
+    bytes_read: int
+    bytes_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageLine:
+    """Work that a writer left unpublished."""
+
+    id: str
+    workspace: str
+    writer_epoch: int
+    where: str
+    """`node` or `store`."""
+    age_s: float
+    files: int
+    dirty_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding of `doctor`."""
+
+    name: str
+    outcome: str
+    """`ok`, `warn` or `fail`."""
+    detail: str
+    remedy: str = ""
+    exit_code: int = field(default=1)
+
+
+def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountReport], None]) -> int:
+    """Mount, call *announce* when the workspace is usable, and return: at once, or in the foreground after the end."""
+    raise _unwired("mount")
+
+
+def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:
+    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
+    raise _unwired("umount")
+
+
+def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:
+    """Give the workspaces of the store by name."""
+    raise _unwired("ls")
+
+
+def list_files(loaded: LoadedSettings, where: Location, *, at: str | None, recursive: bool) -> Iterator[ListedFile]:
+    """Give the file at *where*, or what a directory holds, by name; raises NotFound."""
+    raise _unwired("ls")
+
+
+def read_file(loaded: LoadedSettings, where: Location, *, at: str | None, sink: BinaryIO) -> int:
+    """Write a file's bytes to *sink* and return their number; raises NotFound, Corrupt."""
+    raise _unwired("cat")
+
+
+def copy_out(
+    loaded: LoadedSettings, where: Location, target: Path, *, at: str | None, recursive: bool, on_progress: Progress
+) -> CopyReport:
+    """Copy a file or tree out of a workspace, with modes, times, links and holes."""
+    raise _unwired("cp")
+
+
+def push(
+    loaded: LoadedSettings, directory: Path, workspace: str, *, takeover: bool, replace: bool, on_progress: Progress
+) -> PushReport:
+    """Publish *directory* as the workspace's next state; raises UserError (WOULD_WIPE) unless *replace*."""
+    raise _unwired("push")
+
+
+def snapshot(loaded: LoadedSettings, workspace: str, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Do `create`, `list` or `delete` on a workspace not mounted here, through its live writer if it has one."""
+    raise _unwired("snapshot")
+
+
+def collect(loaded: LoadedSettings, workspace: str, *, dry_run: bool, on_progress: Progress) -> dict[str, Any]:
+    """Collect garbage of a workspace that is not mounted here, through its live writer if it has one."""
+    raise _unwired("gc")
+
+
+def salvage_list(loaded: LoadedSettings, workspace: str | None) -> Iterator[SalvageLine]:
+    """Give what can be salvaged, on this node and in the store."""
+    raise _unwired("salvage")
+
+
+def salvage_copy(loaded: LoadedSettings, salvage_id: str, target: Path, *, on_progress: Progress) -> CopyReport:
+    """Copy the tree of a salvage, published parts included, into *target*."""
+    raise _unwired("salvage")
+
+
+def salvage_drop(loaded: LoadedSettings, salvage_id: str) -> None:
+    """Delete a salvage for good."""
+    raise _unwired("salvage")
+
+
+def probe_store(loaded: LoadedSettings, *, write: bool) -> Iterator[Check]:
+    """Check that the store answers; with *write*, that it honours what safe writing needs (P-16)."""
+    raise _unwired("doctor")
+
+
+def _unwired(what: str) -> UserError:
+    return UserError(f"`spotwarp {what}` is not wired to the engine yet")
