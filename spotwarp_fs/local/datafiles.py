@@ -13,13 +13,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock, local
 from typing import Final
 
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
+from spotwarp_fs.local.disk import fdatasync, sync_directory, write_all
 from spotwarp_fs.local.openfiles import OpenFiles, open_files_limit
 from spotwarp_fs.local.punching import punch_hole
 
@@ -71,7 +71,7 @@ class SparseDataFiles:
         file = self._files.use(self._path(ino), create=True)
         assert file is not None
         with file as fd:
-            _pwrite_all(fd, offset, data)
+            write_all(fd, offset, data)
 
     def truncate(self, ino: Inode, size: int) -> None:
         """Cut the data file at *size* if it is longer."""
@@ -87,6 +87,14 @@ class SparseDataFiles:
         if file is not None:
             with file as fd:
                 punch_hole(fd, offset, length)
+
+    def clear(self, ino: Inode, offset: int, length: int) -> None:
+        """Punch the range if the data file reaches into it."""
+        file = self._files.use(self._path(ino))
+        if file is not None:
+            with file as fd:
+                if os.fstat(fd).st_size > offset:
+                    punch_hole(fd, offset, length)
 
     def keep_only(self, ino: Inode, blocks: frozenset[BlockIndex]) -> None:
         """Punch every block but these (after a rebuild); a file that keeps none is removed."""
@@ -111,7 +119,7 @@ class SparseDataFiles:
         with file as fd, self._syncing[ino % SYNC_LOCKS]:
             self._raise_failed(ino)
             try:
-                _fdatasync(fd)
+                fdatasync(fd)
                 if ino not in self._named:
                     self._sync_name(ino)
             except OSError as error:
@@ -138,7 +146,7 @@ class SparseDataFiles:
         """Read from a data file that `set_aside` moved."""
         return self._pread(os.path.join(self._tokens[token].directory, f"{ino:x}"), offset, length, must_exist=True)
 
-    def append_aside_block(self, token: str, ino: Inode, block: BlockIndex, data: bytes | memoryview) -> None:
+    def append_aside_block(self, token: str, ino: Inode, block: int, data: bytes | memoryview) -> None:
         """Keep a block's bytes under *token*; the first copy stays, later ones are newer than the cut."""
         aside = self._aside(token)
         with self._lock:
@@ -147,17 +155,15 @@ class SparseDataFiles:
             file = self._files.use(os.path.join(aside.directory, "blocks"), create=True)
             assert file is not None
             with file as fd:
-                _pwrite_all(fd, aside.bytes_of_blocks, data)
+                write_all(fd, aside.bytes_of_blocks, data)
             aside.blocks[ino, block] = (aside.bytes_of_blocks, len(data))
             aside.bytes_of_blocks += len(data)
 
-    def read_aside_block(self, token: str, ino: Inode, block: BlockIndex) -> bytes | None:
-        """Return what `append_aside_block` kept, or None."""
-        aside = self._tokens.get(token)
-        place = None if aside is None else aside.blocks.get((ino, block))
-        if aside is None or place is None:
-            return None
-        return self._pread(os.path.join(aside.directory, "blocks"), *place, must_exist=True)
+    def read_aside_block(self, token: str, ino: Inode, block: int) -> bytes:
+        """Read a block that `append_aside_block` kept; KeyError when there is none."""
+        aside = self._tokens[token]
+        offset, length = aside.blocks[ino, block]
+        return self._pread(os.path.join(aside.directory, "blocks"), offset, length, must_exist=True)
 
     def drop_aside(self, token: str) -> None:
         """Delete everything kept under *token*."""
@@ -244,7 +250,7 @@ class _Aside:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.blocks: dict[tuple[Inode, BlockIndex], tuple[int, int]] = {}
+        self.blocks: dict[tuple[Inode, int], tuple[int, int]] = {}
         self.bytes_of_blocks = 0
         self.bytes_of_files = 0
 
@@ -258,29 +264,6 @@ class _Scratch(local):
         if len(self._buffer) < length:
             self._buffer = memoryview(bytearray(length))
         return self._buffer
-
-
-def sync_directory(path: str | Path) -> None:
-    """Put the names in a directory on disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _fdatasync(fd: int) -> None:
-    # macOS has no fdatasync in Python.
-    if sys.platform == "linux":
-        os.fdatasync(fd)
-    else:
-        os.fsync(fd)
-
-
-def _pwrite_all(fd: int, offset: int, data: bytes | memoryview) -> None:
-    written = os.pwrite(fd, data, offset)
-    while written < len(data):
-        written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
 
 def _data_extents(fd: int) -> Iterator[tuple[int, int]]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
-from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
+from spotwarp_fs.core.journal import Record, decode_prefix, encode_record, still_needed
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ChangeSeq, Inode
 
 PAGE_BYTES: Final = 4096
 KEY_BYTES_MAX: Final = 511
@@ -246,7 +247,7 @@ class MemoryDataFiles:
     def __init__(self) -> None:
         self._files: dict[Inode, _MemoryFile] = {}
         self._aside: dict[str, dict[Inode, _MemoryFile]] = {}
-        self._blocks: dict[str, dict[tuple[Inode, BlockIndex], bytes]] = {}
+        self._blocks: dict[str, dict[tuple[Inode, int], bytes]] = {}
         self._failed: set[Inode] = set()
         self.sync_errors: set[Inode] = set()
         """The next sync of these fails, once, as Linux does it; their unsynced pages then count as clean."""
@@ -273,6 +274,10 @@ class MemoryDataFiles:
         """Make a hole."""
         if ino in self._files:
             self._files[ino].punch(offset, length)
+
+    def clear(self, ino: Inode, offset: int, length: int) -> None:
+        """Punch the range if the data file reaches into it."""
+        self.punch(ino, offset, length)
 
     def keep_only(self, ino: Inode, blocks: frozenset[BlockIndex]) -> None:
         """Punch every block but these; a file that keeps none is removed."""
@@ -312,13 +317,13 @@ class MemoryDataFiles:
         """Read from a data file that `set_aside` moved."""
         return self._aside[token][ino].read(offset, length)
 
-    def append_aside_block(self, token: str, ino: Inode, block: BlockIndex, data: bytes | memoryview) -> None:
+    def append_aside_block(self, token: str, ino: Inode, block: int, data: bytes | memoryview) -> None:
         """Keep a block's bytes under *token*; the first copy stays, later ones are newer than the cut."""
         self._blocks.setdefault(token, {}).setdefault((ino, block), bytes(data))
 
-    def read_aside_block(self, token: str, ino: Inode, block: BlockIndex) -> bytes | None:
-        """Return what `append_aside_block` kept, or None."""
-        return self._blocks.get(token, {}).get((ino, block))
+    def read_aside_block(self, token: str, ino: Inode, block: int) -> bytes:
+        """Read a block that `append_aside_block` kept; KeyError when there is none."""
+        return self._blocks[token][ino, block]
 
     def drop_aside(self, token: str) -> None:
         """Delete everything kept under *token*."""
@@ -361,3 +366,50 @@ class MemoryDataFiles:
                 file.lose_power(rng)
                 fresh._files[ino] = file
         return fresh
+
+
+class MemoryJournal:
+    """`core.journal.JournalLog` in memory: what `append` returned from survives `power_loss`."""
+
+    def __init__(self, stream: bytes = b"") -> None:
+        kept, valid = decode_prefix(stream)
+        self._records = kept
+        self._stream = bytearray(stream[:valid])
+        self._failed = False
+        self.sync_error = False
+        """The next append is written and cannot be synced, once."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add records."""
+        if self._failed or self.sync_error:
+            self._failed, self.sync_error = True, False
+            raise OSError(errno.EIO, "the journal cannot be believed until it is rewritten")
+        self._records.extend(records)
+        for record in records:
+            self._stream += encode_record(record)
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        """Put these records in the place of all others."""
+        self._records = list(records)
+        self._stream = bytearray(b"".join(map(encode_record, records)))
+        self._failed = False
+
+    def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
+        """Drop what the manifest at *published* covers, and every session but these."""
+        self.rewrite(still_needed(self._records, published, sessions))
+
+    def records(self) -> list[Record]:
+        """Read all records back."""
+        return list(self._records)
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the journal."""
+        return len(self._stream)
+
+    def close(self) -> None:
+        """Let go of nothing."""
+
+    def reopened(self, torn: bytes = b"") -> MemoryJournal:
+        """Give the journal as the next process or boot reads it, with *torn* bytes behind what was synced."""
+        return MemoryJournal(bytes(self._stream) + torn)

@@ -74,6 +74,15 @@ def test_a_hole_gives_its_space_back(files: AnyFiles) -> None:
     assert files.pread(INO, 2 * BLOCK_BYTES - 1, 2) == b"\0x"
 
 
+def test_clear_is_a_punch_that_may_miss(files: AnyFiles) -> None:
+    files.clear(INO, 0, 10)
+    assert list(files.inodes()) == []
+    files.pwrite(INO, 0, b"x" * 100)
+    files.clear(INO, 4096, 4096)
+    files.clear(INO, 50, 4096)
+    assert files.pread(INO, 0, 100) == b"x" * 50 + bytes(50)
+
+
 def test_keep_only_leaves_the_named_blocks(files: AnyFiles) -> None:
     for index in range(5):
         files.pwrite(INO, index * BLOCK_BYTES + 5, bytes([65 + index]))
@@ -118,11 +127,13 @@ def test_C7_the_first_copy_of_a_block_set_aside_stays(files: AnyFiles) -> None:
     files.append_aside_block("cut-2", INO, BlockIndex(3), b"newer than the cut")
     assert files.read_aside_block("cut-2", INO, BlockIndex(3)) == b"old three"
     assert files.read_aside_block("cut-2", INO, BlockIndex(4)) == b"old four"
-    assert files.read_aside_block("cut-2", OTHER, BlockIndex(3)) is None
-    assert files.read_aside_block("cut-3", INO, BlockIndex(3)) is None
+    for token, ino in (("cut-2", OTHER), ("cut-3", INO)):
+        with pytest.raises(KeyError):
+            files.read_aside_block(token, ino, BlockIndex(3))
     assert files.spool_bytes() == len(b"old threeold four")
     files.drop_aside("cut-2")
-    assert files.read_aside_block("cut-2", INO, BlockIndex(3)) is None
+    with pytest.raises(KeyError):
+        files.read_aside_block("cut-2", INO, BlockIndex(3))
 
 
 OPERATIONS = st.lists(
