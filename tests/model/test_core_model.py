@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from spotwarp_fs.core import namespace, paths, treecheck
-from spotwarp_fs.core.changes import ChangeCounter, Recorder, confirm
+from spotwarp_fs.core.changes import ChangeCounter, Recorder
 from spotwarp_fs.core.errors import Refused
-from spotwarp_fs.core.records import ENTRY_TABLE, NodeTable, ino_range
+from spotwarp_fs.core.records import ENTRY_TABLE, NodeTable, ino_range, table_range
 from spotwarp_fs.core.rename import rename
 from spotwarp_fs.core.types import ROOT_INODE, ChangeSeq, Inode
 from tests.support.calls import Call, settle
@@ -96,12 +96,17 @@ def test_what_changed_is_noted_for_the_next_cut(program: list[Call]) -> None:
 
 
 def publish(tree: DictMap, copy: DictMap, counter: ChangeCounter) -> None:
-    for key in confirm(tree, counter.barrier()):
+    counter.barrier()
+    for row, seq in list(tree.scan(*table_range(NodeTable.CHANGES))):
+        key = row[1:]
         value = tree.get(key)
         if value is None:
             copy.delete(key)
         else:
             copy.put(key, value)
+        assert tree.get(NodeTable.CHANGELOG + seq) == key
+        tree.delete(row)
+        tree.delete(NodeTable.CHANGELOG + seq)
 
 
 def test_a_very_deep_tree_needs_no_recursion() -> None:

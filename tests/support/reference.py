@@ -83,25 +83,6 @@ class Clock:
         return expected_ns == seen_ns
 
 
-class Windows(Clock):
-    """For calls that a kernel carries out: the reference's "now" stands for the whole time that the call took.
-
-    *tick_ns*: how far behind the wall clock a file time may be (Linux takes it from the last timer tick).
-    """
-
-    def __init__(self, tick_ns: int = 20_000_000) -> None:
-        self._end_ns: dict[int, int] = {}
-        self._tick_ns = tick_ns
-
-    def note(self, start_ns: int, end_ns: int) -> None:
-        self._end_ns[start_ns] = end_ns
-
-    def same(self, expected_ns: int, seen_ns: int) -> bool:
-        if expected_ns not in self._end_ns:
-            return expected_ns == seen_ns
-        return expected_ns - self._tick_ns <= seen_ns <= self._end_ns[expected_ns]
-
-
 def diff(expected: Snapshot, seen: Snapshot, clock: Clock | None = None) -> list[str]:
     """Say what differs, a line each; an empty list means that nothing does."""
     clock = clock or Clock()
