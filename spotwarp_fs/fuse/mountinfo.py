@@ -18,7 +18,7 @@ from typing import Final
 ANSWER_DEADLINE_S: Final = 2.0
 FSNAME_PREFIX: Final = "spotwarp:"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
-_PROBE: Final = "import os,sys\ntry: os.stat(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
+_PROBE: Final = "import os,sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as error: sys.exit(error.errno)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +86,15 @@ def top_mount(mountpoint: str) -> MountEntry | None:
 
 
 def state_of(mountpoint: str, deadline_s: float = ANSWER_DEADLINE_S) -> MountState:
-    """Ask the mounted filesystem for its root's attributes.
+    """Ask the mounted filesystem for its figures: its root's attributes may still be cached an hour after its death.
 
     A child asks: who waits for a wedged FUSE daemon can't even be killed, and then it is left behind.
     """
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROBE, mountpoint],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-    )  # fmt: skip
     try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _PROBE, mountpoint],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+        )  # fmt: skip
         code = child.wait(deadline_s)
     except subprocess.TimeoutExpired:
         child.kill()

@@ -24,12 +24,12 @@ class TuningReport:
 def tune(mountpoint: str, options: MountOptions) -> TuningReport:
     """Raise readahead and the background queue of the mount at *mountpoint* (a real path).
 
-    Asks the mount for its root first, and so must run in a worker thread while the mount is served: the kernel
+    Asks the mount for its figures first, and so must run in a worker thread while the mount is served: the kernel
     overwrites the readahead when it receives the answer to INIT, and only a request proves that it has.
     """
     report = TuningReport({}, {})
     try:
-        os.stat(mountpoint)
+        os.statvfs(mountpoint)
     except OSError as error:
         report.refused["root"] = f"{error.strerror}: the mount does not answer"
         return report

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import stat
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,10 +37,13 @@ def close_off(descriptor: int, path: str, record_path: Path) -> None:
     A directory that somebody else made immutable is left alone. Logs it when the filesystem allows neither way.
     """
     found = os.fstat(descriptor)
-    if _load(record_path, path, found.st_ino) is None:
+    records = _load(record_path)
+    known = records.get(path)
+    if known is None or known.ino != found.st_ino:
         if _immutable(descriptor):
             return
-        _store(record_path, UnderlayRecord(path, found.st_ino, stat.S_IMODE(found.st_mode)))
+        records[path] = UnderlayRecord(path, found.st_ino, stat.S_IMODE(found.st_mode))
+        _store(record_path, records)
     try:
         syscalls.set_immutable(descriptor, immutable=True)
     except OSError:
@@ -53,17 +55,20 @@ def close_off(descriptor: int, path: str, record_path: Path) -> None:
 
 def reopen(path: str, record_path: Path) -> None:
     """Give the directory at *path*, no longer covered by a mount, back as it was; nothing to do without a record."""
-    try:
-        found = os.stat(path)
-    except OSError:
+    records = _load(record_path)
+    record = records.pop(path, None)
+    if record is None:
         return
-    record = _load(record_path, path, found.st_ino)
-    if record is not None:
-        _clear_immutable(path)
-        with suppress(PermissionError):
+    try:
+        if os.stat(path).st_ino == record.ino:
+            _clear_immutable(path)
             os.chmod(path, record.mode)
-    with suppress(FileNotFoundError):
-        record_path.unlink()
+    except FileNotFoundError:
+        log.info("closed-off directory has gone path=%s", path)
+    except OSError as error:
+        log.warning("directory stays closed off path=%s mode=%o reason=%s", path, record.mode, error.strerror)
+        return
+    _store(record_path, records)
 
 
 def _clear_immutable(path: str) -> None:
@@ -85,19 +90,21 @@ def _immutable(descriptor: int) -> bool:
         return False  # a filesystem without inode flags
 
 
-def _load(record_path: Path, path: str, ino: int) -> UnderlayRecord | None:
-    """Read the record, if there is one and it is about this very directory."""
+def _load(record_path: Path) -> dict[str, UnderlayRecord]:
+    """Read the records by path: after a crash the cache may be mounted elsewhere, and the first one still counts."""
     try:
-        record = UnderlayRecord(**json.loads(record_path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
-    return record if (record.path, record.ino) == (path, ino) else None
+        return {entry["path"]: UnderlayRecord(**entry) for entry in json.loads(record_path.read_bytes())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
 
 
-def _store(record_path: Path, record: UnderlayRecord) -> None:
+def _store(record_path: Path, records: dict[str, UnderlayRecord]) -> None:
+    if not records:
+        record_path.unlink(missing_ok=True)
+        return
     draft = record_path.with_name(record_path.name + ".new")
     with open(draft, "w") as file:
-        json.dump(asdict(record), file)
+        json.dump([asdict(record) for record in records.values()], file)
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, record_path)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -281,8 +281,9 @@ def detach(path: Path) -> None:
 def mounted(tmp_path: Path, **options: Any) -> Iterator[Mounted]:
     """Mount a tiny filesystem at `tmp_path/mnt` with its cache at `tmp_path/cache`."""
     path, cache = tmp_path / "mnt", tmp_path / "cache"
-    path.mkdir(exist_ok=True)
-    cache.mkdir(exist_ok=True)
+    for directory in (path, cache):
+        with suppress(FileExistsError):  # a dead mount exists, but says nothing more about itself
+            os.mkdir(directory)
     with open(cache / "daemon.log", "a") as log:
         process = subprocess.Popen(daemon_argv(path, cache, **options), stdout=subprocess.PIPE, stderr=log, text=True)
     try:
@@ -319,7 +320,7 @@ def main() -> int:
             readiness.report_ready(given.ready_fd, "mounted")
 
     fs = Tiny(given.cache / "events.jsonl")
-    options = MountOptions(mountpoint=given.mountpoint, workspace="tiny", cache_dir=given.cache, **given.options)
+    options = MountOptions(mountpoint=given.mountpoint, cache_dir=given.cache, **{"workspace": "tiny", **given.options})
     try:
         trio.run(lambda: serve(fs, options, ready=ready))
     except SpotwarpError as error:
