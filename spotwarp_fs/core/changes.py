@@ -14,13 +14,13 @@ from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     NodeTable,
     block_key,
-    changelog_key,
     decode_u32,
     decode_u64,
     encode_u32,
     encode_u64,
     ino_range,
     range_key,
+    table_range,
 )
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
 
@@ -132,17 +132,11 @@ class Recorder:
             self._counter._recent.discard(key)
 
 
-def confirm(txn: KVWrite, published: ChangeSeq) -> list[bytes]:
-    """Drop the change rows that a confirmed publish at *published* covers; returns the keys without a newer change."""
-    rows = list(txn.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(published + 1))))
-    for row, key in rows:
-        txn.delete(row)
-        txn.delete(NodeTable.CHANGES + key)
-    stop = bytes([NodeTable.RANGES[0] + 1])
-    for row, _ in list(txn.scan(NodeTable.RANGES, stop)):
+def confirm_ranges(txn: KVWrite, published: ChangeSeq) -> None:
+    """Drop the range rows that a confirmed publish at seq *published* covers."""
+    for row, _ in list(txn.scan(*table_range(NodeTable.RANGES))):
         if decode_u64(row, 9) <= published:
             txn.delete(row)
-    return [key for _, key in rows]
 
 
 def dropped_ranges(txn_rows: Iterator[tuple[bytes, bytes]], upto: ChangeSeq) -> dict[Inode, BlockIndex]:

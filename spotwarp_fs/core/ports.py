@@ -90,8 +90,11 @@ class ObjectStore(Protocol):
         """Replace the object if it still is *etag*; raises PreconditionFailed otherwise."""
         ...
 
-    def list_objects(self, prefix: str, *, lane: Lane = Lane.CONTROL) -> AsyncIterator[ObjectInfo]:
-        """Give every object below *prefix* in key order; raises Unavailable when a page cannot be continued."""
+    def list_objects(self, prefix: str, *, after: str = "", lane: Lane = Lane.CONTROL) -> AsyncIterator[ObjectInfo]:
+        """Give every object below *prefix* that comes after the key *after*, in the store's own key order.
+
+        That is byte order, except that SeaweedFS walks directories. Raises Unavailable when a page cannot be continued.
+        """
         ...
 
     async def delete(self, keys: list[ObjectKey], *, lane: Lane = Lane.CONTROL) -> None:
@@ -185,6 +188,10 @@ class DataFiles(Protocol):
         """Make a hole, giving the space back."""
         ...
 
+    def clear(self, ino: Inode, offset: int, length: int) -> None:
+        """Punch the range if the data file reaches into it (cheap when it does not)."""
+        ...
+
     def sync(self, ino: Inode) -> None:
         """fdatasync; raises OSError once, as Linux does."""
         ...
@@ -195,6 +202,10 @@ class DataFiles(Protocol):
 
     def pread_aside(self, ino: Inode, token: str, offset: int, length: int) -> bytes:
         """Read from a data file that `set_aside` moved."""
+        ...
+
+    def spool_bytes(self) -> int:
+        """Return what everything set aside occupies."""
         ...
 
     def drop_aside(self, token: str) -> None:

@@ -1,0 +1,134 @@
+"""Block maps load at first open (P-07): until then they lie in the base's sections.
+
+Invariant: a record that the node has wins over one of the base; an empty value is a hole over the base; a cutoff row
+says from which block on the base no longer counts. Once loaded, an inode's map is whole and the base is not asked
+again.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from spotwarp_fs.core.ports import KVWrite
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    BlockState,
+    FrameRef,
+    FrameState,
+    NodeTable,
+    decode_u32,
+    ino_key,
+    ino_range,
+    key_block,
+    key_ino,
+)
+from spotwarp_fs.core.sections import Root, Section, SectionKind
+from spotwarp_fs.core.types import BlockIndex, Inode
+from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.workspace import Workspace
+
+LOADED = b""
+"""Value of table U once an inode's map is whole; a cutoff (4 bytes) before that; no row: untouched in the base."""
+
+
+class BlockMaps:
+    """Knows which inodes still have records in the base only."""
+
+    def __init__(self, workspace: Workspace, metadata: Metadata) -> None:
+        self._ws = workspace
+        self._metadata = metadata
+        self._sections: list[Section] = []
+        self._first: bytes = b""
+        self._last: bytes = b""
+        self._loading: dict[Inode, trio.Event] = {}
+        self._loaded: set[Inode] = set()
+
+    def use_base(self, root: Root | None) -> None:
+        """From now on unloaded maps lie in *root* (a newer base holds what the older one did, and later changes)."""
+        self._sections = [s for s in root.sections if s.kind is SectionKind.BLOCKS] if root is not None else []
+        self._first = self._sections[0].first_key if self._sections else b""
+        self._last = self._sections[-1].last_key if self._sections else b""
+
+    def _in_base(self, ino: Inode) -> bool:
+        start, stop = ino_range(BLOCK_TABLE, ino)
+        return bool(self._sections) and start <= self._last and stop > self._first
+
+    def _needs_loading(self, ino: Inode) -> bool:
+        if not self._in_base(ino) or ino in self._loaded:
+            return False
+        with self._ws.kv.read() as view:
+            if view.get(ino_key(NodeTable.UNLOADED, ino)) == LOADED:
+                self._loaded.add(ino)
+                return False
+        return True
+
+    def is_new(self, ino: Inode) -> None:
+        """This inode was made here: the base knows nothing of it."""
+        if self._in_base(ino):
+            self._set_loaded(ino)
+
+    def drop(self, ino: Inode) -> None:
+        """Every block of this inode is about to be dropped: what the base says no longer counts."""
+        if self._needs_loading(ino):
+            self._set_loaded(ino)
+
+    def forget(self, ino: Inode) -> None:
+        """The inode is gone."""
+        self._loaded.discard(ino)
+
+    def _set_loaded(self, ino: Inode) -> None:
+        with self._ws.kv.write() as txn:
+            txn.put(ino_key(NodeTable.UNLOADED, ino), LOADED)
+        self._loaded.add(ino)
+
+    async def load(self, ino: Inode) -> None:
+        """Return when the inode's block map is whole. Waits for the store; never with anything held."""
+        while self._needs_loading(ino):
+            event = self._loading.get(ino)
+            if event is not None:
+                await event.wait()
+                continue
+            event = self._loading[ino] = trio.Event()
+            try:
+                await self._load(ino)
+            finally:
+                del self._loading[ino]
+                event.set()
+
+    async def _load(self, ino: Inode) -> None:
+        start, stop = ino_range(BLOCK_TABLE, ino)
+        records: list[tuple[bytes, bytes]] = []
+        for section in self._sections:
+            if section.last_key >= start and section.first_key < stop:
+                puts = await self._metadata.section_puts(section)
+                records += [(key, value) for key, value in puts if start <= key < stop]
+        if self._needs_loading(ino):
+            with self._ws.kv.write() as txn:
+                install(txn, ino, records)
+            self._loaded.add(ino)
+
+
+def install(txn: KVWrite, ino: Inode, records: list[tuple[bytes, bytes]]) -> None:
+    """Put the base's records of one inode under what the node knows already, and note that the map is whole."""
+    row = ino_key(NodeTable.UNLOADED, ino)
+    cutoff = txn.get(row)
+    first_dropped = decode_u32(cutoff) if cutoff else None
+    for key, value in records:
+        assert key_ino(key) == ino
+        if (first_dropped is None or key_block(key) < first_dropped) and txn.get(key) is None:
+            frame = FrameRef.decode(value)
+            txn.put(key, BlockState(local=False, state=FrameState.PUBLISHED, frame=frame).encode())
+            txn.put(NodeTable.DEDUP + frame.digest, value)
+    for key, value in list(txn.scan(*ino_range(BLOCK_TABLE, ino))):
+        if value == b"":
+            txn.delete(key)
+    txn.put(row, LOADED)
+
+
+def apply_cutoff(txn: KVWrite, ino: Inode, first: BlockIndex) -> None:
+    """A later change set dropped blocks of an inode whose map still lies in the base."""
+    row = ino_key(NodeTable.UNLOADED, ino)
+    before = txn.get(row)
+    if before != LOADED:
+        known = decode_u32(before) if before else first
+        txn.put(row, min(first, known).to_bytes(4))

@@ -1,0 +1,225 @@
+"""Change the bytes of files: the steps of write, truncate and removal, block by block.
+
+Invariant: a step has no await. A partly covered block has local bytes before its step runs (C1); a frozen block is
+kept for the cut before its bytes change (C7); the generation rises before every `pwrite` (C6). A block with a frame
+and local bytes is marked before its `pwrite`; an absent one that is fully overwritten after it (H3). A hole is marked
+after it too: reads go by the map, and what a crash may have left under a hole is cleared before the hole is filled.
+The caller replies last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from spotwarp_fs.core.changes import Recorder
+from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.extents import Extent, pieces_per_block
+from spotwarp_fs.core.ports import KVRead
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    DIRTY,
+    BlockState,
+    InodeRecord,
+    NodeTable,
+    block_key,
+    ino_key,
+    ino_range,
+    inode_key,
+    key_block,
+)
+from spotwarp_fs.core.types import BLOCK_BYTES, FILE_BYTES_MAX, BlockIndex, Inode
+from spotwarp_fs.engine.workspace import Workspace, block_state, read_inode
+
+EFBIG = 27
+SPOOL_BLOCKS_PER_STEP_MAX = 64
+"""A truncation that would copy more frozen blocks than this abandons the cut instead of stalling the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """The pieces of a read: block, extent, and whether it has bytes (else a hole)."""
+
+    pieces: list[tuple[BlockIndex, Extent, bool]]
+    missing: list[BlockIndex]
+    all_local: bool
+
+    @property
+    def blocks(self) -> list[BlockIndex]:
+        """The blocks that the read touches."""
+        return [block for block, _, _ in self.pieces]
+
+
+class Blocks:
+    """Byte-level steps on one workspace."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._ws = workspace
+        self.defer_removal: Callable[[Inode], bool] = lambda ino: False
+        """Asks whether the fsync journal still vouches for a data file."""
+
+    def missing_for_write(self, view: KVRead, ino: Inode, extent: Extent) -> list[BlockIndex]:
+        """Blocks that a write of *extent* changes only in part and whose bytes are not here."""
+        size = read_inode(view, ino).size
+        missing = []
+        for block, piece in pieces_per_block(extent):
+            start = block * BLOCK_BYTES
+            whole = piece.start == start and piece.stop >= min(start + BLOCK_BYTES, size)
+            if not whole and _absent(block_state(view, ino, block)):
+                missing.append(block)
+        return missing
+
+    def missing_for_truncate(self, view: KVRead, ino: Inode, size: int) -> list[BlockIndex]:
+        """The block that *size* cuts in two, when its bytes are not here and some of them would go."""
+        if size % BLOCK_BYTES == 0:
+            return []
+        block = BlockIndex(size // BLOCK_BYTES)
+        state = block_state(view, ino, block)
+        if state is None or state.local or state.frame is None:
+            return []
+        return [block] if state.frame.raw_bytes > size % BLOCK_BYTES else []
+
+    def plan_read(self, view: KVRead, ino: Inode, extent: Extent) -> ReadPlan:
+        """Say for each block of *extent* where its bytes are: reads go by the map, never by what the file holds."""
+        pieces, missing, all_local = [], [], True
+        for block, piece in pieces_per_block(extent):
+            state = block_state(view, ino, block)
+            if state is None:
+                all_local = False
+            elif not state.local:
+                missing.append(block)
+            pieces.append((block, piece, state is not None))
+        return ReadPlan(pieces, missing, all_local)
+
+    def read_pieces(self, ino: Inode, plan: ReadPlan) -> bytes:
+        """Read what *plan* says is local, and zeros for holes (blocking)."""
+        if plan.all_local:
+            first, last = plan.pieces[0][1], plan.pieces[-1][1]
+            return self._ws.data.pread(ino, first.start, last.stop - first.start)
+        parts = [
+            self._ws.data.pread(ino, piece.start, piece.length) if here else bytes(piece.length)
+            for _, piece, here in plan.pieces
+        ]
+        return b"".join(parts)
+
+    def write(self, ino: Inode, offset: int, data: bytes, now_ns: int) -> None:
+        """Write *data* at *offset*; every block that it covers in part has local bytes."""
+        ws = self._ws
+        extent = Extent(offset, offset + len(data))
+        if extent.stop > FILE_BYTES_MAX:
+            raise Refused(EFBIG, f"a file holds at most {FILE_BYTES_MAX} bytes; this write ends at {extent.stop}")
+        with ws.kv.read() as view:
+            record = read_inode(view, ino)
+            states = {block: block_state(view, ino, block) for block, _ in pieces_per_block(extent)}
+        if offset > record.size:
+            # Bytes beyond the old end may be left over from a truncation that a crash cut short.
+            ws.data.truncate(ino, record.size)
+        for block in states:
+            self._keep_for_cut(ino, block)
+            ws.generations.raise_for(ino, block)
+        grown = sum(BLOCK_BYTES for state in states.values() if state is None)
+        record = replace(record, allocated=record.allocated + grown)
+        early = [block for block, state in states.items() if state is not None and state.local and not state.dirty]
+        if early:
+            with ws.change() as recorder:
+                self._mark(recorder, ino, early)
+        for block in [block for block, state in states.items() if state is None]:
+            ws.data.clear(ino, block * BLOCK_BYTES, BLOCK_BYTES)
+        ws.data.pwrite(ino, offset, data)
+        with ws.change() as recorder:
+            self._mark(recorder, ino, states)
+            size = max(record.size, extent.stop)
+            changed = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
+            recorder.put(inode_key(ino), changed.encode())
+        ws.use.note(ino)
+        for block in states:
+            ws.mark_dirty(ino, block)
+        ws.bytes_written += len(data)
+
+    def truncate(self, ino: Inode, size: int, now_ns: int) -> InodeRecord:
+        """Set the length; the block that is cut in two has local bytes (or loses nothing)."""
+        ws = self._ws
+        if size > FILE_BYTES_MAX:
+            raise Refused(EFBIG, f"a file holds at most {FILE_BYTES_MAX} bytes; {size} were asked for")
+        with ws.kv.read() as view:
+            record = read_inode(view, ino)
+        first = BlockIndex(-(-size // BLOCK_BYTES))
+        if size < record.size:
+            self._keep_rest_for_cut(ino, size)
+            ws.generations.raise_for_all(ino, BlockIndex(size // BLOCK_BYTES))
+        else:
+            ws.data.truncate(ino, record.size)
+        with ws.change() as recorder:
+            if size < record.size:
+                record = replace(record, allocated=record.allocated - self._drop(recorder, ino, first))
+                self._mark_cut_block(recorder, ino, size)
+            record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
+            recorder.put(inode_key(ino), record.encode())
+        ws.data.truncate(ino, size)
+        ws.use.note(ino)
+        return record
+
+    def drop_all(self, recorder: Recorder, ino: Inode) -> None:
+        """Forget every block of an inode that is being reaped; `remove_data` follows after the commit."""
+        self._ws.generations.raise_for_all(ino, BlockIndex(0))
+        self._drop(recorder, ino, BlockIndex(0))
+        recorder.delete_local(ino_key(NodeTable.UNLOADED, ino))
+        recorder.delete_local(ino_key(NodeTable.IN_FLIGHT, ino))
+
+    def remove_data(self, ino: Inode) -> None:
+        """Delete the data file, or leave it to the cut that still needs it."""
+        cut = self._ws.cut
+        if cut is not None and cut.needs(ino):
+            cut.set_aside(ino)
+        elif not self.defer_removal(ino):
+            self._ws.data.remove(ino)
+        self._ws.use.note(ino)
+
+    def _drop(self, recorder: Recorder, ino: Inode, first: BlockIndex) -> int:
+        """Drop block records from *first* on; returns the bytes that they held."""
+        _, stop = ino_range(BLOCK_TABLE, ino)
+        dropped = 0
+        for key, value in list(recorder.scan(block_key(ino, first), stop)):
+            if value:
+                dropped += BLOCK_BYTES
+            self._ws.unmark_dirty(ino, key_block(key))
+        recorder.drop_blocks(ino, first)
+        return dropped
+
+    def _mark_cut_block(self, recorder: Recorder, ino: Inode, size: int) -> None:
+        """The block that *size* cuts in two changes: its frame no longer holds its content."""
+        block = BlockIndex(size // BLOCK_BYTES)
+        state = block_state(recorder, ino, block) if size % BLOCK_BYTES else None
+        if state is None or not state.local:
+            return
+        self._mark(recorder, ino, [block])
+        self._ws.mark_dirty(ino, block)
+
+    def _mark(self, recorder: Recorder, ino: Inode, blocks: Iterable[BlockIndex]) -> None:
+        dirty = DIRTY.encode()
+        for block in blocks:
+            recorder.put(block_key(ino, block), dirty)
+
+    def _keep_for_cut(self, ino: Inode, block: BlockIndex) -> None:
+        cut = self._ws.cut
+        if cut is not None and cut.protects(ino, block):
+            cut.keep(ino, block)
+
+    def _keep_rest_for_cut(self, ino: Inode, size: int) -> None:
+        """Keep the frozen blocks that a truncation to *size* changes: a whole file moves aside, few blocks are copied."""
+        cut = self._ws.cut
+        if cut is None or not cut.needs(ino):
+            return
+        if size == 0:
+            cut.set_aside(ino)
+            return
+        frozen = [block for block in cut.protected(ino) if block >= size // BLOCK_BYTES]
+        if len(frozen) > SPOOL_BLOCKS_PER_STEP_MAX:
+            cut.abandon(f"a truncation would copy {len(frozen)} frozen blocks")
+            return
+        for block in frozen:
+            cut.keep(ino, block)
+
+
+def _absent(state: BlockState | None) -> bool:
+    return state is not None and not state.local

@@ -1,0 +1,142 @@
+"""Keep the cache within its budget: evict what the store has, make writers wait, serve what cannot be kept.
+
+Invariant: only a block whose present content has a frame acknowledged by the store loses its local bytes; "absent" is
+committed before the punch, both in one step; busy blocks are left alone (C2). Removing names never waits. In an
+outage eviction happens on real need only (H20): that is, here, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import trio
+
+from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, block_key, ino_range, key_block
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
+from spotwarp_fs.engine.workspace import Workspace
+
+ENOSPC = 28
+BLOCKS_PER_STEP_MAX = 64
+
+
+class Disk(Protocol):
+    """The disk that the cache lies on."""
+
+    def free_bytes(self) -> int:
+        """Free space for us."""
+        ...
+
+
+class Budget:
+    """Room for local bytes."""
+
+    def __init__(self, workspace: Workspace, disk: Disk, urge: Callable[[], None]) -> None:
+        self._ws = workspace
+        self._disk = disk
+        self._urge = urge
+        """Asks the early uploader to send everything dirty now."""
+        self._disk_free = disk.free_bytes()
+        self.may_evict: Callable[[Inode, BlockIndex], bool] = lambda ino, block: True
+        self.evicted_blocks = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What data files and spool occupy."""
+        return self._ws.use.total_bytes + self._ws.data.spool_bytes()
+
+    @property
+    def limit_bytes(self) -> int:
+        """What they may occupy: the budget, or what the disk can still give above its reserve."""
+        settings = self._ws.settings
+        reserve = min(settings.disk_reserve_bytes, (self._disk_free + self.used_bytes) // 16)
+        return min(settings.cache_bytes_max, self.used_bytes + self._disk_free - reserve)
+
+    @property
+    def tight(self) -> bool:
+        """Near enough to the limit that a write must ask first."""
+        return self.used_bytes > self.limit_bytes * self._ws.settings.evict_low_share - 8 * BLOCK_BYTES
+
+    def figures(self) -> tuple[int, int]:
+        """Total and free bytes for `statfs`."""
+        limit = max(self.limit_bytes, self.used_bytes)
+        evictable = max(0, self.used_bytes - self._ws.dirty_blocks * BLOCK_BYTES)
+        return limit, max(0, min(limit, limit - self.used_bytes + evictable))
+
+    async def run(self) -> None:
+        """Watch the disk, and evict ahead of need down to the low mark."""
+        while True:
+            self._disk_free = self._disk.free_bytes()
+            if self.tight and not self.evict(self._excess()):
+                self._urge()
+            await trio.sleep(0.5 if not self.tight else 0.05)
+
+    def _excess(self) -> int:
+        low = int(self.limit_bytes * self._ws.settings.evict_low_share) - 16 * BLOCK_BYTES
+        return max(0, self.used_bytes - max(low, 0))
+
+    async def room_for_bytes(self, count: int) -> None:
+        """Return when *count* more bytes fit; raises Refused(ENOSPC) after `write_wait_max_s`."""
+        if not await self._room(count, self._ws.settings.write_wait_max_s):
+            raise Refused(
+                ENOSPC,
+                f"the cache is full ({self.used_bytes} of {self.limit_bytes} bytes) of what is not in the store yet",
+            )
+
+    async def room_for_blocks(self, count: int) -> bool:
+        """Make room for blocks to be hydrated; False when nothing can be evicted soon (then serve from memory, H18)."""
+        if not self.tight:
+            return True
+        return await self._room(count * BLOCK_BYTES, 0.5)
+
+    async def _room(self, count: int, wait_s: float) -> bool:
+        deadline = trio.current_time() + wait_s
+        while True:
+            self._disk_free = self._disk.free_bytes()
+            lacking = self.used_bytes + count - self.limit_bytes
+            if lacking <= 0 or self.evict(lacking + count) >= lacking:
+                return True
+            self._ws.check_writable()
+            if trio.current_time() >= deadline or self._ws.stopping:
+                return False
+            self._urge()
+            with trio.move_on_after(0.2):
+                async with self._ws.freed:
+                    await self._ws.freed.wait()
+
+    def evict(self, wanted_bytes: int) -> int:
+        """Drop local bytes of the least recently used inodes until *wanted_bytes* are free; returns what was freed."""
+        before = self._ws.use.total_bytes
+        for ino in self._ws.use.oldest_first():
+            if before - self._ws.use.total_bytes >= wanted_bytes:
+                break
+            for blocks in self._evictable(ino):
+                self._drop(ino, blocks)
+                if before - self._ws.use.total_bytes >= wanted_bytes:
+                    break
+        return before - self._ws.use.total_bytes
+
+    def _evictable(self, ino: Inode) -> Iterator[list[BlockIndex]]:
+        """Blocks of *ino* that may go, a step's worth at a time."""
+        with self._ws.kv.read() as view:
+            found = [
+                key_block(key)
+                for key, value in view.scan(*ino_range(BLOCK_TABLE, ino))
+                if value and value[0] & 1 and not BlockState.decode(value).dirty
+            ]
+        ready = [block for block in found if (ino, block) not in self._ws.busy and self.may_evict(ino, block)]
+        for at in range(0, len(ready), BLOCKS_PER_STEP_MAX):
+            yield ready[at : at + BLOCKS_PER_STEP_MAX]
+
+    def _drop(self, ino: Inode, blocks: list[BlockIndex]) -> None:
+        """Commit "absent", then punch. One step: no write can come between."""
+        with self._ws.kv.write() as txn:
+            for block in blocks:
+                value = txn.get(block_key(ino, block))
+                assert value, "an evictable block has a record"
+                txn.put(block_key(ino, block), BlockState.decode(value).without_local_bytes().encode())
+        for block in blocks:
+            self._ws.data.punch(ino, block * BLOCK_BYTES, BLOCK_BYTES)
+        self.evicted_blocks += len(blocks)
+        self._ws.use.note(ino)

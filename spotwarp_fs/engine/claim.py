@@ -1,0 +1,313 @@
+"""Whose head is it, and may this start write after it?
+
+Invariant: a head whose session this cache has journalled is its own: local state goes on on top of it and nothing is
+rolled back (L1). A cache that finds a foreign head never serves: it is set aside as salvage. A takeover claims a
+writer epoch, not a number (C17): a found epoch at or below the expected one is followed, a higher one that is not
+ours means lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from spotwarp_fs.core import layout
+from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.errors import (
+    Conflict,
+    Denied,
+    ExitCode,
+    Fenced,
+    NotFound,
+    PreconditionFailed,
+    Unavailable,
+    UserError,
+)
+from spotwarp_fs.core.layout import pack_id
+from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
+from spotwarp_fs.core.namespace import make_root
+from spotwarp_fs.core.ports import Lane, ObjectStore
+from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, table_range
+from spotwarp_fs.core.requests import Actor
+from spotwarp_fs.core.sections import MetadataWriter, Root
+from spotwarp_fs.core.types import ManifestNumber, WriterEpoch
+from spotwarp_fs.engine.health import StoreHealth
+from spotwarp_fs.engine.heartbeat import Beat, read_beat
+from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, apply_state, load_state, remember_head
+from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
+from spotwarp_fs.engine.workspace import Workspace
+
+SESSIONS_KEY = NodeTable.META + b"sessions"
+SESSION_BYTES = 16
+SESSIONS_KEPT = 64
+
+
+class ForeignHead(Exception):
+    """This cache stands on a state that another writer has gone on from; carries the head found."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(f"manifest {head.manifest.number} is by session {head.manifest.session}")
+        self.head = head
+
+
+@dataclass(slots=True)
+class Claimed:
+    """What a claim won."""
+
+    publisher: Publisher
+    base: Root | None
+    created: bool
+    resumed_from: Manifest | None
+    """The head that was found; None for a new workspace."""
+    left_out: tuple[str, ...] = ()
+    pending: Callable[[], Awaitable[None]] | None = None
+    """The takeover still to be published: the store did not answer in time, and the cache serves its own state."""
+
+
+class Claim:
+    """One start of a writer on one cache."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        store: ObjectStore,
+        *,
+        workspace_id: str,
+        actor: Actor,
+        takeover: bool,
+        journal_session: Callable[[str, WriterEpoch], Awaitable[None]],
+        known_sessions: frozenset[str] = frozenset(),
+    ) -> None:
+        self._ws = workspace
+        self._store = store
+        self._workspace_id = workspace_id
+        self._actor = actor
+        self._takeover = takeover
+        self._journal_session = journal_session
+        self._known_sessions = known_sessions
+        self.health = StoreHealth(workspace.settings, workspace.entropy)
+        self.packs = PackStore(workspace, store, self.health)
+        self.metadata = Metadata(workspace, self.packs)
+        self.session = workspace.entropy.token_bytes(SESSION_BYTES).hex()
+
+    async def run(self) -> Claimed:
+        """Claim and load. Raises Fenced (lost), ForeignHead (stale cache), UserError (live writer)."""
+        with self._ws.kv.read() as view:
+            body = view.get(HEAD_KEY)
+        if body is not None:
+            return await self._restart(Head(decode(body), digest_of(body)))
+        found = await find_head(self._store)
+        if found is None:
+            return await self._create()
+        head, server_time_s = found
+        await self._be_polite(head)
+        return await self._take_over(head, server_time_s)
+
+    async def _be_polite(self, head: Head) -> None:
+        """Refuse while the head's writer is alive, unless asked to take over; safety does not depend on it."""
+        beat = await read_beat(self._store)
+        if self._takeover or beat is None or beat.writer_epoch != head.manifest.writer_epoch:
+            return
+        if beat.session not in self._known_sessions and beat.age_s < self._ws.settings.lease_s:
+            raise live_writer(beat, self._ws.settings.lease_s)
+
+    async def _create(self) -> Claimed:
+        """Publish manifest 1 with an empty root."""
+        ws = self._ws
+        ws.load_counters()
+        with ws.change() as recorder:
+            make_root(recorder, self._actor, ws.wall.now_ns())
+        with ws.kv.read() as view:
+            start, stop = table_range(INODE_TABLE)
+            change_set = ChangeSet((), tuple(view.scan(start, stop)))
+        epoch = WriterEpoch(1)
+        await self._note_session(epoch)
+        written = await self.metadata.write(self._writer(epoch), change_set)
+        manifest = Manifest(
+            number=ManifestNumber(1),
+            writer_epoch=epoch,
+            session=self.session,
+            workspace_id=self._workspace_id,
+            parent_digest="",
+            change_seq=ws.counter.seq,
+            created_s=0.0,
+            changes=written.root,
+            changes_bytes=written.stored_bytes,
+            directories=1,
+        )
+        head = await self._first(manifest)
+        with ws.kv.write() as txn:
+            remember_head(txn, head)
+            for row, _ in [*txn.scan(*table_range(NodeTable.CHANGELOG)), *txn.scan(*table_range(NodeTable.CHANGES))]:
+                txn.delete(row)
+        ws.oldest_unpublished_s = None
+        return Claimed(self._publisher(head), None, True, None)
+
+    async def _first(self, manifest: Manifest) -> Head:
+        """Create manifest 1; losing that race means that somebody else has just made the workspace."""
+        found = await self._try(manifest)
+        if found is not None:
+            raise Fenced(f"another node created this workspace at the same moment (session {found.session})")
+        return Head(manifest, digest_of(encode(manifest)))
+
+    async def _take_over(self, head: Head, server_time_s: float) -> Claimed:
+        """Load *head* on an empty cache, then raise the writer epoch after it."""
+        expected = head.manifest.writer_epoch
+        state = await load_state(self._ws, self._store, self.metadata, self.health, head)
+        epoch = WriterEpoch(expected + 1)
+        await self._note_session(epoch)
+        while True:
+            manifest = self._successor(head, epoch, server_time_s, head.manifest.in_flight)
+            found = await self._try(manifest)
+            if found is None:
+                break
+            head = await self._follow(head, found, expected)
+        won = Head(manifest, digest_of(encode(manifest)))
+        with self._ws.kv.write() as txn:
+            remember_head(txn, won)
+        return Claimed(self._publisher(won), state.base, False, head.manifest)
+
+    async def _follow(self, head: Head, found: Manifest, expected: WriterEpoch) -> Head:
+        """The old writer published once more: apply it and try the next number; a higher epoch has won (C17)."""
+        if found.writer_epoch > expected:
+            raise Fenced(
+                f"session {found.session} took the workspace over first (manifest {found.number}, writer epoch "
+                f"{found.writer_epoch}; this start expected {expected})"
+            )
+        check_successor(head.manifest, found, parent_digest=head.digest)
+        await apply_state(self._ws, await self.metadata.change_set(found))
+        following = Head(found, digest_of(encode(found)))
+        with self._ws.kv.write() as txn:
+            remember_head(txn, following)
+        return following
+
+    def _successor(
+        self, head: Head, epoch: WriterEpoch, server_time_s: float, in_flight: tuple[InFlightItem, ...]
+    ) -> Manifest:
+        before = head.manifest
+        return Manifest(
+            number=ManifestNumber(before.number + 1),
+            writer_epoch=epoch,
+            session=self.session,
+            workspace_id=self._workspace_id,
+            parent_digest=head.digest,
+            change_seq=before.change_seq,
+            created_s=server_time_s,
+            base_number=before.base_number,
+            base=before.base,
+            base_bytes=before.base_bytes,
+            changes_bytes=before.changes_bytes,
+            in_flight=in_flight,
+            takeover={"from_number": before.number, "from_session": before.session},
+            files=before.files,
+            directories=before.directories,
+            logical_bytes=before.logical_bytes,
+        )
+
+    async def _try(self, manifest: Manifest) -> Manifest | None:
+        """Create the manifest; None when it is ours, else the one that stands at its number. Waits out outages."""
+        body = encode(manifest)
+        key = layout.manifest_key(manifest.number)
+        while True:
+            try:
+                await self._store.put_if_absent(key, body, lane=Lane.CONTROL)
+                self.health.succeeded()
+                return None
+            except (PreconditionFailed, Conflict, Unavailable) as error:
+                try:
+                    found = await self._store.get(key, lane=Lane.CONTROL)
+                except (Unavailable, Denied, NotFound):
+                    await self.health.failed(error)
+                    continue
+                return None if found.body == body else decode(found.body)
+            except Denied as error:
+                await self.health.failed(error)
+
+    async def _restart(self, local: Head) -> Claimed:
+        """A trusted cache: serve at once if the store is slow, raise the writer epoch as soon as it answers."""
+        with self._ws.kv.read() as view:
+            raw = view.get(SESSIONS_KEY) or b""
+            base_row = view.get(BASE_KEY)
+        own = {raw[at : at + SESSION_BYTES].hex() for at in range(0, len(raw), SESSION_BYTES)} | self._known_sessions
+        self._known_sessions = frozenset(own)
+        base: Root | None = None
+        head: Head | None = None
+        with trio.move_on_after(self._ws.settings.restart_store_wait_s):
+            try:
+                if base_row is not None:
+                    base = await self.metadata.root(FrameRef.decode(base_row))
+                head = await self._own_head(local, own)
+            except (Unavailable, Denied) as error:
+                self.health.last_error = str(error)
+        publisher = self._publisher(head or local)
+        claimed = Claimed(publisher, base, False, local.manifest)
+
+        async def raise_epoch() -> None:
+            found = head
+            while found is None:
+                try:
+                    found = await self._own_head(local, own)
+                except ForeignHead as foreign:
+                    raise Fenced(str(foreign)) from foreign
+                except (Unavailable, Denied) as error:
+                    await self.health.failed(error)
+            await self._raise(publisher, found)
+
+        if head is not None:
+            await self._raise(publisher, head)
+        else:
+            claimed.pending = raise_epoch
+        return claimed
+
+    async def _own_head(self, local: Head, own: set[str]) -> Head:
+        """Follow the store from the cache's manifest to the head; every manifest on the way must be our own."""
+        head = local
+        while True:
+            try:
+                following, _ = await read_manifest(self._store, ManifestNumber(head.manifest.number + 1))
+            except NotFound:
+                return head
+            if following.manifest.session not in own:
+                raise ForeignHead(following)
+            check_successor(head.manifest, following.manifest, parent_digest=head.digest)
+            head = following
+
+    async def _raise(self, publisher: Publisher, head: Head) -> None:
+        """Publish the takeover of an own restart; a rival at the number means fenced."""
+        epoch = WriterEpoch(head.manifest.writer_epoch + 1)
+        await self._note_session(epoch)
+        manifest = self._successor(head, epoch, publisher.server_now_s(), head.manifest.in_flight)
+        found = await self._try(manifest)
+        if found is not None:
+            raise Fenced(f"session {found.session} took the workspace over (manifest {found.number})")
+        publisher.head = Head(manifest, digest_of(encode(manifest)))
+        with self._ws.kv.write() as txn:
+            remember_head(txn, publisher.head)
+
+    async def _note_session(self, epoch: WriterEpoch) -> None:
+        """Remember this session before its takeover is sent, so that a restart knows its own head (L1)."""
+        with self._ws.kv.write() as txn:
+            raw = (txn.get(SESSIONS_KEY) or b"") + bytes.fromhex(self.session)
+            txn.put(SESSIONS_KEY, raw[-SESSION_BYTES * SESSIONS_KEPT :])
+        await self._journal_session(self.session, epoch)
+
+    def _publisher(self, head: Head) -> Publisher:
+        return Publisher(self._store, head, self.health)
+
+    def _writer(self, epoch: WriterEpoch) -> MetadataWriter:
+        return MetadataWriter(lambda: pack_id(epoch, self._ws.entropy.token_bytes(8)))
+
+
+def live_writer(beat: Beat, lease_s: float) -> UserError:
+    """The refusal while somebody else is writing."""
+    writer = beat.writer
+    return UserError(
+        f"the workspace is being written by {writer.host} (pid {writer.pid}, mounted at {writer.mountpoint}, "
+        f"writer epoch {beat.writer_epoch}), whose heartbeat is {beat.age_s:.0f} s old; a writer counts as gone after "
+        f"{lease_s:.0f} s. Wait, unmount it there, or take the workspace over with --takeover (the other mount then turns read-only)",
+        ExitCode.LIVE_WRITER,
+    )

@@ -1,0 +1,178 @@
+"""fsync: data on disk, and in the journal every change that makes it reachable.
+
+Invariant: a caller joins only a group that has not begun (H10). A group syncs the data files first, then appends one
+record with every change of the map since the last record, then syncs the journal. A file whose fdatasync failed stays
+failed, for fsync and close, until the blocks in question are rewritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from spotwarp_fs.core.changes import dropped_ranges
+from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.extents import Extent
+from spotwarp_fs.core.ports import KVSnapshot, Work
+from spotwarp_fs.core.records import BLOCK_TABLE, NodeTable, changelog_key, ino_key, key_block, key_ino, table_range
+from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
+from spotwarp_fs.engine.workspace import Workspace
+
+EIO = 5
+
+
+class JournalPort(Protocol):
+    """The fsync journal (`local/journal.py`); blocking calls."""
+
+    def append(
+        self,
+        seq: ChangeSeq,
+        drops: dict[Inode, BlockIndex],
+        changes: dict[bytes, bytes | None],
+        synced: list[Inode],
+    ) -> None:
+        """Append one group and sync it."""
+        ...
+
+    def published(self, seq: ChangeSeq) -> None:
+        """A manifest covers everything up to *seq*: drop it from the journal."""
+        ...
+
+
+@dataclass(slots=True)
+class Group:
+    """Callers of fsync that are answered together."""
+
+    inodes: set[Inode] = field(default_factory=set)
+    done: trio.Event = field(default_factory=trio.Event)
+    error: str = ""
+
+
+class Durability:
+    """Group commit of fsyncs."""
+
+    def __init__(self, workspace: Workspace, journal: JournalPort, publish: Callable[[], Awaitable[object]]) -> None:
+        self._ws = workspace
+        self._journal = journal
+        self._publish = publish
+        self._next = Group()
+        self._wanted = trio.Event()
+        self._lock = trio.Lock()
+        self._journaled = ChangeSeq(0)
+        """Changes up to here are in the journal or published."""
+        self._failed: dict[Inode, str] = {}
+        self._named: dict[tuple[Inode, BlockIndex], ChangeSeq] = {}
+        """Local blocks that the journal vouches for: not to be punched before a manifest does instead (L4)."""
+        self._removals: dict[Inode, ChangeSeq] = {}
+
+    def start(self, published: ChangeSeq) -> None:
+        """Begin after what a manifest covers; everything later is journalled by the first fsync."""
+        self._journaled = published
+
+    async def run(self) -> None:
+        """Work through groups, one at a time."""
+        while True:
+            await self._wanted.wait()
+            group, self._next, self._wanted = self._next, Group(), trio.Event()
+            async with self._lock:
+                await self._commit(group)
+            group.done.set()
+
+    async def sync_file(self, ino: Inode) -> None:
+        """Return when the file would survive a crash of the machine; raises Refused(EIO) if it would not."""
+        self.check_not_failed(ino)
+        if self._ws.settings.fsync_remote:
+            await self._publish()
+            return
+        await self._join({ino})
+        self.check_not_failed(ino)
+
+    async def sync_names(self, ino: Inode) -> None:
+        """Return when the directory's entries would survive a crash of the machine."""
+        if self._ws.settings.fsync_remote:
+            await self._publish()
+            return
+        await self._join(set())
+
+    async def _join(self, inodes: set[Inode]) -> None:
+        group = self._next
+        group.inodes |= inodes
+        self._wanted.set()
+        await group.done.wait()
+        if group.error:
+            raise Refused(EIO, group.error)
+
+    def check_not_failed(self, ino: Inode) -> None:
+        """Raise Refused(EIO) if an earlier fdatasync of the file failed."""
+        reason = self._failed.get(ino)
+        if reason is not None:
+            raise Refused(EIO, reason)
+
+    def note_write(self, ino: Inode, extent: Extent) -> None:
+        """A rewrite of a failed file from its beginning makes it good again."""
+        if ino in self._failed and extent.start == 0:
+            del self._failed[ino]
+
+    def may_evict(self, ino: Inode, block: BlockIndex) -> bool:
+        """Nothing but the local bytes backs what the journal says of this block."""
+        return (ino, block) not in self._named
+
+    async def _commit(self, group: Group) -> None:
+        workers = self._ws.workers
+        seq = self._ws.counter.barrier()
+        snapshot = self._ws.kv.snapshot()
+        try:
+            for ino in sorted(group.inodes):
+                try:
+                    await workers.run(Work.SYNC, self._ws.data.sync, ino)
+                except OSError as error:
+                    self._failed[ino] = f"fdatasync of inode {ino:#x} failed: {error}"
+                    self._ws.report(self._failed[ino])
+            synced = sorted(group.inodes - self._failed.keys())
+            drops, changes = self._delta(snapshot, seq, synced)
+            await workers.run(Work.SYNC, self._journal.append, seq, drops, changes, synced)
+        except OSError as error:
+            group.error = f"the fsync journal failed: {error}"
+            self._ws.report(group.error)
+            return
+        finally:
+            snapshot.close()
+        for key in changes:
+            if key[:1] == BLOCK_TABLE and changes[key] is not None:
+                self._named[(key_ino(key), key_block(key))] = seq
+        self._journaled = seq
+
+    def _delta(
+        self, snapshot: KVSnapshot, seq: ChangeSeq, synced: list[Inode]
+    ) -> tuple[dict[Inode, BlockIndex], dict[bytes, bytes | None]]:
+        """Every change since the last record, as values of now, and the in-flight marks of the synced files."""
+        rows = snapshot.scan(changelog_key(ChangeSeq(self._journaled + 1)), changelog_key(ChangeSeq(seq + 1)))
+        changes = {key: snapshot.get(key) for _, key in rows}
+        for ino in synced:
+            key = ino_key(NodeTable.IN_FLIGHT, ino)
+            changes[key] = snapshot.get(key)
+        return dropped_ranges(snapshot.scan(*table_range(NodeTable.RANGES)), seq), changes
+
+    async def published(self, seq: ChangeSeq) -> None:
+        """A manifest covers everything up to *seq*."""
+        self._journaled = ChangeSeq(max(self._journaled, seq))
+        self._named = {block: named for block, named in self._named.items() if named > seq}
+        async with self._lock:
+            try:
+                await self._ws.workers.run(Work.SYNC, self._journal.published, seq)
+            except OSError as error:
+                self._ws.report(f"the fsync journal cannot be shortened: {error}")
+        for ino in [ino for ino, removed in self._removals.items() if removed <= seq]:
+            del self._removals[ino]
+            self._ws.data.remove(ino)
+            self._ws.use.note(ino)
+
+    def defer_removal(self, ino: Inode) -> bool:
+        """Keep the data file of a removed inode while the journal still vouches for it; True if it must stay."""
+        if not any(named_ino == ino for named_ino, _ in self._named):
+            return False
+        self._removals[ino] = self._ws.counter.seq
+        return True

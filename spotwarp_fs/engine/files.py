@@ -1,0 +1,307 @@
+"""Open files: reads, writes, sizes, and when an inode without a name may go.
+
+Invariant: a handle holds its inode; an inode is reaped when it has no name, no handle and no lookup. The in-flight
+mark of a file (C12) is set before its first write is acknowledged and ended only by the rules of `core/inflight.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from spotwarp_fs.core import inflight, namespace, paths
+from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.extents import Extent
+from spotwarp_fs.core.inflight import Mark
+from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.records import NodeTable, ino_key, inode_key
+from spotwarp_fs.core.requests import Actor, Handle, Node
+from spotwarp_fs.core.types import Inode
+from spotwarp_fs.engine.blockmaps import BlockMaps
+from spotwarp_fs.engine.blocks import Blocks
+from spotwarp_fs.engine.budget import Budget
+from spotwarp_fs.engine.durability import Durability
+from spotwarp_fs.engine.hydrate import Hydrator
+from spotwarp_fs.engine.workspace import Workspace
+
+EBADF = 9
+DAY_NS = 86_400 * 1_000_000_000
+O_ACCMODE = os.O_ACCMODE
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """What a handle refers to."""
+
+    ino: Inode
+    writable: bool
+
+
+class Files:
+    """Everything that happens through handles."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        blocks: Blocks,
+        maps: BlockMaps,
+        hydrator: Hydrator,
+        budget: Budget,
+        durability: Durability,
+        relatime: bool = False,
+    ) -> None:
+        self._ws = workspace
+        self._blocks = blocks
+        self._maps = maps
+        self._hydrator = hydrator
+        self._budget = budget
+        self._durability = durability
+        self._relatime = relatime
+        self._files: dict[Handle, OpenFile] = {}
+        self._last_handle = 0
+        self._holders: Counter[Inode] = Counter()
+        """Handles and lookups that keep an inode alive."""
+        self._writers: Counter[Inode] = Counter()
+        self._marks: dict[Inode, Mark] = {}
+
+    def new_handle(self) -> Handle:
+        """Give a handle number that was never used."""
+        self._last_handle += 1
+        return Handle(self._last_handle)
+
+    def pin(self, ino: Inode) -> None:
+        """One more reason to keep an inode."""
+        self._holders[ino] += 1
+
+    def unpin(self, ino: Inode, count: int = 1) -> None:
+        """Fewer reasons; the last one gone, an inode without a name is reaped."""
+        self._holders[ino] -= count
+        if self._holders[ino] <= 0:
+            del self._holders[ino]
+            self._reap_if_unnamed(ino)
+
+    def remember(self, ino: Inode) -> None:
+        """The kernel was handed an entry."""
+        self._holders[ino] += 1
+
+    def forget(self, pairs: list[tuple[Inode, int]]) -> None:
+        """The kernel let go of lookup counts."""
+        for ino, count in pairs:
+            if ino in self._holders:
+                self.unpin(ino, count)
+
+    def lost_name(self, node: Node) -> None:
+        """A name of *node* went; without a holder its inode goes too, once it was the last."""
+        if node.record.nlink == 0 and node.ino not in self._holders:
+            self.reap(node.ino)
+
+    def _reap_if_unnamed(self, ino: Inode) -> None:
+        if self._ws.fenced is not None:
+            return
+        with self._ws.kv.read() as view:
+            unnamed = view.get(ino_key(NodeTable.ORPHANS, ino)) is not None
+        if unnamed:
+            self.reap(ino)
+
+    def reap(self, ino: Inode) -> None:
+        """Forget an inode without a name: records, blocks, data file."""
+        with self._ws.change() as recorder:
+            self._blocks.drop_all(recorder, ino)
+            namespace.reap(recorder, ino)
+        self._blocks.remove_data(ino)
+        self._marks.pop(ino, None)
+        self._maps.forget(ino)
+
+    def forget_base(self, ino: Inode) -> None:
+        """A new inode has nothing in the base."""
+        self._maps.is_new(ino)
+
+    async def open(self, ino: Inode, flags: int, actor: Actor) -> Handle:
+        """Open; with O_TRUNC this call truncates."""
+        writable = flags & O_ACCMODE != os.O_RDONLY
+        if writable or flags & os.O_TRUNC:
+            self._ws.check_writable()
+        with self._ws.kv.read() as view:
+            paths.inode(view, ino)
+        if flags & os.O_TRUNC:
+            self._writers[ino] += 1
+            try:
+                await self.truncate(ino, 0)
+            finally:
+                self._writers[ino] -= 1
+        else:
+            await self._maps.load(ino)
+        return self.opened(ino, flags)
+
+    def opened(self, ino: Inode, flags: int) -> Handle:
+        """Make a handle."""
+        handle = self.new_handle()
+        writable = flags & O_ACCMODE != os.O_RDONLY
+        self._files[handle] = OpenFile(ino, writable)
+        self._holders[ino] += 1
+        if writable:
+            self._writers[ino] += 1
+        return handle
+
+    def _file(self, handle: Handle) -> OpenFile:
+        found = self._files.get(handle)
+        if found is None:
+            raise Refused(EBADF, f"handle {handle} is not open")
+        return found
+
+    async def read(self, handle: Handle, offset: int, size: int) -> bytes:
+        """Read what there is of `[offset, offset + size)`, fetching blocks that are only in the store."""
+        ino = self._file(handle).ino
+        ws = self._ws
+        while True:
+            with ws.kv.read() as view:
+                record = paths.inode(view, ino)
+                stop = min(offset + size, record.size)
+                if stop <= offset:
+                    return b""
+                extent = Extent(offset, stop)
+                plan = self._blocks.plan_read(view, ino, extent)
+            if plan.missing:
+                await self._budget.room_for_blocks(len(plan.missing))
+                self._hydrator.note_read(ino, plan.blocks[0], plan.blocks[-1])
+                await self._hydrator.demand(ino, plan.missing)
+                continue
+            if self._relatime:
+                self._touch_atime(ino)
+            if plan.all_local:
+                found = ws.data.pread_cached(ino, offset, extent.length)
+                if found is not None:
+                    return found
+            generations = [ws.generations.of(ino, block) for block in plan.blocks]
+            with ws.busy.hold(ino, plan.blocks):
+                found = await ws.workers.run(Work.DISK, self._blocks.read_pieces, ino, plan)
+            if generations == [ws.generations.of(ino, block) for block in plan.blocks]:
+                return found
+
+    def _touch_atime(self, ino: Inode) -> None:
+        """Relatime: atime alone never makes a manifest (M-d), so it is not noted as a change."""
+        now_ns = self._ws.wall.now_ns()
+        with self._ws.kv.read() as view:
+            record = paths.inode(view, ino)
+        if record.atime_ns <= max(record.mtime_ns, record.ctime_ns) or now_ns - record.atime_ns > DAY_NS:
+            with self._ws.kv.write() as txn:
+                txn.put(inode_key(ino), replace(record, atime_ns=now_ns).encode())
+
+    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+        """Write all of *data*; waits for budget and for blocks that it covers in part, before anything changes."""
+        file = self._file(handle)
+        if not file.writable:
+            raise Refused(EBADF, f"handle {handle} is not open for writing")
+        if not data:
+            return 0
+        ws, ino = self._ws, file.ino
+        extent = Extent(offset, offset + len(data))
+        if self._budget.tight:
+            await self._budget.room_for_bytes(len(data))
+        while True:
+            ws.check_writable()
+            with ws.kv.read() as view:
+                missing = self._blocks.missing_for_write(view, ino, extent)
+            if not missing:
+                break
+            await self._budget.room_for_blocks(len(missing))
+            await self._hydrator.demand(ino, missing)
+        self._durability.check_not_failed(ino)
+        self._mark_written(ino)
+        self._blocks.write(ino, offset, data, ws.wall.now_ns())
+        self._durability.note_write(ino, extent)
+        return len(data)
+
+    async def truncate(self, ino: Inode, size: int) -> None:
+        """Set a file's length."""
+        ws = self._ws
+        if size == 0:
+            self._maps.drop(ino)
+        else:
+            await self._maps.load(ino)
+        while True:
+            ws.check_writable()
+            with ws.kv.read() as view:
+                missing = self._blocks.missing_for_truncate(view, ino, size)
+            if not missing:
+                break
+            await self._budget.room_for_blocks(len(missing))
+            await self._hydrator.demand(ino, missing)
+        if self._writers.get(ino):
+            self._mark_written(ino)
+        self._blocks.truncate(ino, size, ws.wall.now_ns())
+
+    def _mark_written(self, ino: Inode) -> None:
+        """Set the in-flight mark, if this is the first write since the last release."""
+        mark = self._marks.get(ino)
+        changed = inflight.on_write(mark, self._ws.wall.now_ns())
+        if changed is not mark:
+            self._put_mark(ino, changed)
+
+    def _put_mark(self, ino: Inode, mark: Mark | None) -> None:
+        key = ino_key(NodeTable.IN_FLIGHT, ino)
+        with self._ws.kv.write() as txn:
+            if mark is None:
+                self._marks.pop(ino, None)
+                txn.delete(key)
+            else:
+                self._marks[ino] = mark
+                txn.put(key, mark.encode())
+
+    async def flush(self, handle: Handle, *, dying: bool = False) -> None:
+        """A descriptor was closed; a failed fsync of the file is reported here too."""
+        file = self._file(handle)
+        if file.writable:
+            mark = self._marks.get(file.ino)
+            changed = inflight.on_flush(mark, self._ws.wall.now_ns(), dying=dying)
+            if changed is not mark:
+                self._put_mark(file.ino, changed)
+            self._durability.check_not_failed(file.ino)
+
+    async def release(self, handle: Handle) -> None:
+        """The last descriptor is gone."""
+        file = self._files.pop(handle)
+        ino = file.ino
+        if file.writable:
+            self._writers[ino] -= 1
+            left = self._writers[ino]
+            if not left:
+                del self._writers[ino]
+            mark = self._marks.get(ino)
+            changed = inflight.on_release(mark, self._ws.wall.now_ns(), writers=left)
+            if changed is not mark:
+                self._put_mark(ino, changed)
+                if changed is None or changed.torn:
+                    self._ws.released.set()
+        self.unpin(ino)
+
+    def load_marks(self) -> None:
+        """At start: no handle exists any more, so what was not released is torn (C12)."""
+        now_ns = self._ws.wall.now_ns()
+        with self._ws.kv.read() as view:
+            start, stop = NodeTable.IN_FLIGHT, bytes([NodeTable.IN_FLIGHT[0] + 1])
+            rows = [(Inode(int.from_bytes(key[1:9])), Mark.decode(value)) for key, value in view.scan(start, stop)]
+        for ino, mark in rows:
+            self._put_mark(ino, inflight.on_daemon_restart(mark, now_ns))
+
+    def settle_marks(self, settled: tuple[Inode, ...]) -> None:
+        """Drop marks that count as released at a cut, if they still do."""
+        now_ns = self._ws.wall.now_ns()
+        for ino in settled:
+            mark = self._marks.get(ino)
+            if mark is not None and inflight.standing(mark, now_ns) is inflight.Standing.RELEASED:
+                self._put_mark(ino, None)
+
+    async def fsync(self, handle: Handle, *, datasync: bool) -> None:
+        """Return when data and metadata would survive a crash of the machine (or are published: `fsync: remote`)."""
+        await self._durability.sync_file(self._file(handle).ino)
+
+    async def sync_names(self, ino: Inode) -> None:
+        """fsync of a directory: its entries are in the journal when this returns."""
+        await self._durability.sync_names(ino)
+
+    def budget_figures(self) -> tuple[int, int]:
+        """Total and free bytes of this node's budget."""
+        return self._budget.figures()

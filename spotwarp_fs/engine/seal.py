@@ -1,0 +1,279 @@
+"""Turn dirty blocks into frames that the store has acknowledged: read, digest, compress, pack, upload.
+
+Invariant: a frame is set in the map only if the block's generation is the same before the read that made it and when
+the store has acknowledged its pack (C6). One pipeline serves the cut and the early upload; at most
+`frames_in_memory_max` blocks are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import trio
+
+from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.errors import Fenced
+from spotwarp_fs.core.extents import valid_bytes
+from spotwarp_fs.core.frames import digest, encode_frame, is_zero
+from spotwarp_fs.core.layout import pack_id
+from spotwarp_fs.core.packs import PackBuilder
+from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    DIRTY,
+    BlockState,
+    FrameRef,
+    FrameState,
+    InodeRecord,
+    NodeTable,
+    block_key,
+    inode_key,
+)
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode, PackId, WriterEpoch
+from spotwarp_fs.engine.cut import Cut
+from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.workspace import Workspace, block_state
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@dataclass(slots=True)
+class Job:
+    """One block on its way to a frame."""
+
+    ino: Inode
+    block: BlockIndex
+    cut: Cut | None
+    generation: Generation | None = None
+    """The live block's generation that the bytes belong to; None when they came from the cut's spool."""
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+@dataclass(slots=True)
+class OpenPack:
+    """The pack being filled, and who waits for each digest in it."""
+
+    builder: PackBuilder
+    jobs: dict[bytes, list[Job]] = field(default_factory=dict)
+    opened_s: float = 0.0
+
+
+class Sealer:
+    """The pipeline; `serve` must run while jobs are submitted."""
+
+    def __init__(self, workspace: Workspace, packs: PackStore, writer_epoch: Callable[[], WriterEpoch]) -> None:
+        self._ws = workspace
+        self._packs = packs
+        self._writer_epoch = writer_epoch
+        self._room = trio.Semaphore(workspace.settings.frames_in_memory_max)
+        self._reading = 0
+        self._open: OpenPack | None = None
+        self._uploading: dict[bytes, list[Job]] = {}
+        self._submitted: dict[tuple[Inode, BlockIndex], Job] = {}
+        self._uploads = trio.Semaphore(workspace.settings.packs_in_flight_max)
+        self.unnamed: set[PackId] = set()
+        """Packs of this session that no published manifest has named yet: never candidates for collection (C9)."""
+        self.bytes_sealed = 0
+        self.frames_deduplicated = 0
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Run the pipeline while the body runs; what is in it then is given up."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._linger)
+            yield
+            nursery.cancel_scope.cancel()
+
+    def busy_with(self, ino: Inode, block: BlockIndex) -> bool:
+        """The block's present content is in the pipeline already."""
+        job = self._submitted.get((ino, block))
+        return job is not None and job.generation == self._ws.generations.of(ino, block)
+
+    async def submit(self, ino: Inode, block: BlockIndex, cut: Cut | None) -> Job:
+        """Start sealing one block; waits for room in the pipeline, not for the store."""
+        await self._room.acquire()
+        job = Job(ino, block, cut)
+        if cut is None:
+            self._submitted[(ino, block)] = job
+        self._reading += 1
+        self._nursery.start_soon(self._prepare, job)
+        return job
+
+    async def seal_cut(self, cut: Cut) -> None:
+        """Give every frozen block of *cut* a frame in the store; raises Abandoned when the cut was given up."""
+        jobs = []
+        for ino in sorted(cut.frozen):
+            for block in sorted(cut.frozen.get(ino, ())):
+                cut.check()
+                jobs.append(await self.submit(ino, block, cut))
+        while self._reading:
+            await trio.sleep(0.001)
+        self.flush()
+        for job in jobs:
+            await job.done.wait()
+        cut.check()
+
+    def flush(self) -> None:
+        """Send the open pack, full or not."""
+        if self._open is not None and self._open.jobs:
+            pack, self._open = self._open, None
+            self._nursery.start_soon(self._upload, pack)
+
+    def named(self, change_set: ChangeSet) -> None:
+        """A published manifest names these frames: their packs are like any other from now on."""
+        for key, value in change_set.changes:
+            if key[:1] == BLOCK_TABLE and value is not None:
+                self.unnamed.discard(FrameRef.decode(value).pack)
+
+    async def _prepare(self, job: Job) -> None:
+        """Read and encode a job's block, then put it into the open pack."""
+        try:
+            raw = await self._read(job)
+            if raw is None:
+                self._finish(job)
+                return
+            name = await self._ws.workers.run(Work.CPU, _identify, raw)
+            if name is None:
+                self._acknowledge(job, None)
+                return
+            known = self._known(name)
+            if known is not None:
+                self.frames_deduplicated += 1
+                self._acknowledge(job, known)
+                return
+            waiting = self._waiting(name)
+            if waiting is not None:
+                waiting.append(job)
+                return
+            stored = await self._ws.workers.run(Work.CPU, encode_frame, raw)
+            waiting = self._waiting(name)
+            if waiting is not None:
+                waiting.append(job)
+            else:
+                self._add(job, stored, name, len(raw))
+        except OSError as error:
+            # What cannot be read is not published: the cut is given up, and the next one tries again.
+            self._ws.report(f"block {job.block} of inode {job.ino:#x} cannot be read from the cache: {error}")
+            if job.cut is not None:
+                job.cut.abandon(str(error))
+            self._finish(job)
+        finally:
+            self._reading -= 1
+
+    async def _read(self, job: Job) -> bytes | None:
+        """Read the job's bytes so that they belong to one generation; None when there is nothing to seal any more."""
+        ws = self._ws
+        while True:
+            if job.cut is not None:
+                if job.cut.abandoned:
+                    return None
+                job.generation = job.cut.generation(job.ino, job.block)
+                with ws.busy.hold(job.ino, [job.block]):
+                    raw = await ws.workers.run(Work.DISK, job.cut.read, job.ino, job.block)
+                if job.generation == job.cut.generation(job.ino, job.block):
+                    job.cut.read_done(job.ino, job.block)
+                    return raw
+                continue
+            with ws.kv.read() as view:
+                value = view.get(inode_key(job.ino))
+                state = block_state(view, job.ino, job.block)
+            if value is None or state is None or not state.dirty:
+                return None
+            length = valid_bytes(InodeRecord.decode(value).size, job.block)
+            job.generation = ws.generations.of(job.ino, job.block)
+            with ws.busy.hold(job.ino, [job.block]):
+                raw = await ws.workers.run(Work.DISK, ws.data.pread, job.ino, job.block * BLOCK_BYTES, length)
+            return raw if job.generation == ws.generations.of(job.ino, job.block) else None
+
+    def _known(self, name: bytes) -> FrameRef | None:
+        """A frame with this content that the store has and nobody has condemned."""
+        with self._ws.kv.read() as view:
+            value = view.get(NodeTable.DEDUP + name)
+        return None if value is None else FrameRef.decode(value)
+
+    def _waiting(self, name: bytes) -> list[Job] | None:
+        if self._open is not None and name in self._open.jobs:
+            return self._open.jobs[name]
+        return self._uploading.get(name)
+
+    def _add(self, job: Job, stored: bytes, name: bytes, raw_bytes: int) -> None:
+        if self._open is None:
+            ident = self._ws.entropy.token_bytes(8)
+            builder = PackBuilder(pack_id(self._writer_epoch(), ident))
+            self._open = OpenPack(builder, opened_s=trio.current_time())
+        self._open.builder.add(stored, name, raw_bytes)
+        self._open.jobs[name] = [job]
+        if self._open.builder.size_bytes >= self._ws.settings.pack_bytes_target:
+            self.flush()
+
+    async def _linger(self) -> None:
+        """Send an early pack that does not fill."""
+        while True:
+            await trio.sleep(self._ws.settings.pack_linger_s / 2)
+            if self._open is not None and trio.current_time() - self._open.opened_s >= self._ws.settings.pack_linger_s:
+                self.flush()
+
+    async def _upload(self, pack: OpenPack) -> None:
+        """Bring one pack into the store, then let its jobs know."""
+        self._uploading.update(pack.jobs)
+        try:
+            async with self._uploads:
+                refs = await self._packs.upload(pack.builder)
+        except Fenced:
+            return
+        for ref in refs:
+            self.unnamed.add(ref.pack)
+            self.bytes_sealed += ref.stored_bytes
+        with self._ws.kv.write() as txn:
+            for ref in refs:
+                txn.put(NodeTable.DEDUP + ref.digest, ref.encode())
+        for ref in refs:
+            self._uploading.pop(ref.digest, None)
+            for job in pack.jobs[ref.digest]:
+                self._acknowledge(job, ref)
+        await self._ws.wake_waiters()
+
+    def _acknowledge(self, job: Job, ref: FrameRef | None) -> None:
+        """The store has the job's content (None: all zeros): set the frame if the block still has that content."""
+        ws = self._ws
+        if job.cut is not None:
+            job.cut.sealed[(job.ino, job.block)] = ref
+        same = job.generation is not None and job.generation == ws.generations.of(job.ino, job.block)
+        with ws.kv.read() as view:
+            unchanged = same and block_state(view, job.ino, job.block) == DIRTY
+        if unchanged:
+            self._settle(job, ref)
+        self._finish(job)
+
+    def _settle(self, job: Job, ref: FrameRef | None) -> None:
+        """Note the frame of a dirty block, or that it is a hole; its change rows stay until a manifest names it."""
+        ws = self._ws
+        with ws.kv.write() as txn:
+            if ref is not None:
+                txn.put(block_key(job.ino, job.block), BlockState(True, FrameState.UNPUBLISHED, ref).encode())
+            else:
+                txn.delete(block_key(job.ino, job.block))
+                value = txn.get(inode_key(job.ino))
+                if value is not None:
+                    record = InodeRecord.decode(value)
+                    txn.put(inode_key(job.ino), replace(record, allocated=record.allocated - BLOCK_BYTES).encode())
+        ws.unmark_dirty(job.ino, job.block)
+        if ref is None:
+            ws.data.punch(job.ino, job.block * BLOCK_BYTES, BLOCK_BYTES)
+            ws.use.note(job.ino)
+
+    def _finish(self, job: Job) -> None:
+        if self._submitted.get((job.ino, job.block)) is job:
+            del self._submitted[(job.ino, job.block)]
+        self._room.release()
+        job.done.set()
+
+
+def _identify(raw: bytes) -> bytes | None:
+    """The content's digest, or None when it is all zeros."""
+    return None if is_zero(raw) else digest(raw)

@@ -1,0 +1,227 @@
+"""A writer's session: claim the workspace, load it, serve it, drain it, release it.
+
+Invariant: every start publishes a takeover manifest before its first pack (during an outage: later); nothing is
+served before the takeover's parent is loaded, except by a cache whose own head it is; a session that was fenced
+publishes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, SpotwarpError, Unavailable
+from spotwarp_fs.core.ports import ObjectStore
+from spotwarp_fs.core.types import ManifestNumber
+from spotwarp_fs.engine.blockmaps import BlockMaps
+from spotwarp_fs.engine.blocks import Blocks
+from spotwarp_fs.engine.budget import Budget, Disk
+from spotwarp_fs.engine.claim import Claim, Claimed
+from spotwarp_fs.engine.durability import Durability, JournalPort
+from spotwarp_fs.engine.files import Files
+from spotwarp_fs.engine.filesystem import Filesystem
+from spotwarp_fs.engine.health import StoreHealth
+from spotwarp_fs.engine.heartbeat import Heartbeat, Writer
+from spotwarp_fs.engine.hydrate import Hydrator
+from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.publish import Publisher
+from spotwarp_fs.engine.seal import Sealer
+from spotwarp_fs.engine.stream import Streamer
+from spotwarp_fs.engine.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SessionPorts:
+    """What a session is made of."""
+
+    workspace: Workspace
+    store: ObjectStore
+    """Scoped to the workspace's own prefix."""
+    workspace_id: str
+    journal: JournalPort
+    disk: Disk
+    writer: Writer
+    relatime: bool = False
+
+
+@dataclass(slots=True)
+class Drained:
+    """How a drain ended."""
+
+    saved: bool
+    number: ManifestNumber
+    unsaved_bytes: int = 0
+    unsaved_changes: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """A serving session."""
+
+    ports: SessionPorts
+    filesystem: Filesystem
+    files: Files
+    streamer: Streamer
+    sealer: Sealer
+    hydrator: Hydrator
+    maps: BlockMaps
+    metadata: Metadata
+    packs: PackStore
+    publisher: Publisher
+    durability: Durability
+    budget: Budget
+    health: StoreHealth
+    heartbeat: Heartbeat
+    claimed: Claimed
+    started_s: float
+    fenced: trio.Event = field(default_factory=trio.Event)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def workspace(self) -> Workspace:
+        """The live workspace."""
+        return self.ports.workspace
+
+    async def drain(self, deadline_s: float) -> Drained:
+        """Publish everything if it fits before *deadline_s* (trio's clock); say what was left (P-12)."""
+        ws = self.workspace
+        number: ManifestNumber | None = None
+        with trio.move_on_at(deadline_s):
+            if ws.fenced is None:
+                number = await self.streamer.barrier()
+        if number is not None and ws.oldest_unpublished_s is None:
+            return Drained(True, number)
+        reason = str(ws.fenced) if ws.fenced is not None else self.health.last_error or "the deadline came first"
+        left = ws.dirty_blocks << 20
+        return Drained(False, self.streamer.head.manifest.number, left, self._unpublished_changes(), reason)
+
+    def _unpublished_changes(self) -> int:
+        with self.workspace.kv.read() as view:
+            return sum(1 for _ in view.scan(b"L", b"M"))
+
+    async def fence(self, reason: Fenced) -> None:
+        """Another writer took the workspace over: read-only from here on, every wait ends."""
+        ws = self.workspace
+        if ws.fenced is None:
+            ws.fenced = reason
+            ws.report(f"fenced: {reason}")
+            self.fenced.set()
+            await ws.wake_waiters()
+
+
+@asynccontextmanager
+async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
+    """Claim, load and serve; the body gets the session once requests may come.
+
+    Raises Fenced (lost the claim), UserError (live writer, foreign cache) or what the store says.
+    """
+    ws = ports.workspace
+    health = claim.health
+    async with trio.open_nursery() as nursery:
+        packs = claim.packs
+        metadata = claim.metadata
+        claimed = await claim.run()
+        publisher = claimed.publisher
+        session = _wire(ports, claim, claimed, health, packs, metadata, publisher, nursery)
+        async with session.sealer.serve():
+            nursery.start_soon(session.durability.run)
+            nursery.start_soon(session.budget.run)
+            nursery.start_soon(_stream, session)
+            nursery.start_soon(session.streamer.upload_early)
+            nursery.start_soon(_beat, session)
+            yield session
+            ws.stopping = True
+            await ws.wake_waiters()
+            await session.heartbeat.release()
+            nursery.cancel_scope.cancel()
+
+
+def _wire(
+    ports: SessionPorts,
+    claim: Claim,
+    claimed: Claimed,
+    health: StoreHealth,
+    packs: PackStore,
+    metadata: Metadata,
+    publisher: Publisher,
+    nursery: trio.Nursery,
+) -> Session:
+    ws = ports.workspace
+    ws.load_counters()
+    ws.start_inodes(publisher.head.manifest.writer_epoch)
+    maps = BlockMaps(ws, metadata)
+    maps.use_base(claimed.base)
+    blocks = Blocks(ws)
+    hydrator = Hydrator(ws, packs, health, nursery)
+    sealer = Sealer(ws, packs, lambda: publisher.head.manifest.writer_epoch)
+
+    async def publish() -> None:
+        await streamer.barrier()
+
+    durability = Durability(ws, ports.journal, publish)
+    durability.start(publisher.head.manifest.change_seq)
+    blocks.defer_removal = durability.defer_removal
+    budget = Budget(ws, ports.disk, lambda: streamer.urge())
+    budget.may_evict = durability.may_evict
+    files = Files(
+        ws,
+        blocks=blocks,
+        maps=maps,
+        hydrator=hydrator,
+        budget=budget,
+        durability=durability,
+        relatime=ports.relatime,
+    )
+    files.load_marks()
+    streamer = Streamer(ws, sealer, metadata, publisher, durability, settle_marks=files.settle_marks)
+    filesystem = Filesystem(ws, files)
+    if claimed.created:
+        ws.load_counters()
+    filesystem.reap_orphans()
+    heartbeat = Heartbeat(ports.store, ports.writer, publisher, health)
+    return Session(
+        ports, filesystem, files, streamer, sealer, hydrator, maps, metadata, packs, publisher, durability, budget,
+        health, heartbeat, claimed, trio.current_time(),
+    )  # fmt: skip
+
+
+async def _stream(session: Session) -> None:
+    """Run the cut loop for as long as the session lives; only fencing ends it."""
+    while True:
+        try:
+            if session.claimed.pending is not None:
+                await session.claimed.pending()
+                session.claimed.pending = None
+            await session.streamer.run()
+        except Fenced as reason:
+            await session.fence(reason)
+            return
+        except (SpotwarpError, OSError, AssertionError) as error:
+            # The mount lives on and local data is safe: say it loudly, try again.
+            log.exception("streaming stopped by an error; trying again")
+            session.workspace.report(f"streaming: {type(error).__name__}: {error}")
+            await trio.sleep(session.workspace.settings.retry_max_s)
+
+
+async def _beat(session: Session) -> None:
+    """Heartbeats, and a look for a newer head: an idle writer learns here that it was fenced."""
+    while session.workspace.fenced is None:
+        await trio.sleep(session.workspace.settings.heartbeat_s)
+        if session.claimed.pending is not None:
+            continue
+        try:
+            await session.heartbeat.beat()
+        except Fenced as reason:
+            await session.fence(reason)
+        except (Unavailable, Denied) as error:
+            session.health.last_error = str(error)
+        except Corrupt as error:
+            session.workspace.report(str(error))

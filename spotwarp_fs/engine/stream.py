@@ -1,0 +1,333 @@
+"""When to cut, and the way of a cut into the store: seal, export, publish, confirm.
+
+Invariant: one unpublished cut at a time (H8); a barrier is answered by a cut that begins after it was asked for
+(H10); change rows are dropped, and blocks marked published, only by a confirmed publish (C16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import trio
+
+from spotwarp_fs.core import inflight
+from spotwarp_fs.core.changes import confirm_ranges
+from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.inflight import InFlight
+from spotwarp_fs.core.layout import pack_id
+from spotwarp_fs.core.manifests import InFlightItem, Manifest
+from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    BlockState,
+    FrameRef,
+    FrameState,
+    NodeTable,
+    changelog_key,
+    ino_key,
+    table_range,
+)
+from spotwarp_fs.core.sections import MetadataWriter, Written
+from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, ManifestNumber, PackId, WriterEpoch
+from spotwarp_fs.engine.cut import Abandoned, Cut
+from spotwarp_fs.engine.durability import Durability
+from spotwarp_fs.engine.export import export
+from spotwarp_fs.engine.load import remember_head
+from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.publish import Head, Publisher
+from spotwarp_fs.engine.seal import Sealer
+from spotwarp_fs.engine.workspace import Workspace
+
+ROWS_PER_STEP = 2_000
+QUIESCENT_GAP_S = 1.0
+"""Cuts asked for by the end of something in flight come at most this often."""
+
+
+@dataclass(slots=True)
+class Barrier:
+    """Somebody waits for everything before it to be published."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    number: ManifestNumber | None = None
+
+
+class Streamer:
+    """The cut loop and the early upload."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        sealer: Sealer,
+        metadata: Metadata,
+        publisher: Publisher,
+        durability: Durability,
+        *,
+        settle_marks: Callable[[tuple[Inode, ...]], None],
+    ) -> None:
+        self._ws = workspace
+        self._sealer = sealer
+        self._metadata = metadata
+        self._publisher = publisher
+        self._durability = durability
+        self._settle_marks = settle_marks
+        self._barriers: list[Barrier] = []
+        self._asked = trio.Event()
+        self._urgent = False
+        self._last_begun_s = -1e9
+        self._last_took_s = 0.0
+        self._due_by_clock_s: float | None = None
+        self.cutting_since_s: float | None = None
+        """Age of the oldest change in the cut that is being published (for the RPO)."""
+        self.last_published_s: float | None = None
+        self.abandoned_cuts = 0
+        self.extra_changes: Callable[[], dict[bytes, bytes | None]] = dict
+        """Bookkeeping rows (retention, condemned packs) that the next manifest takes along."""
+        self.on_published: list[Callable[[Head, ChangeSet], None]] = []
+
+    @property
+    def head(self) -> Head:
+        """The newest manifest of this writer."""
+        return self._publisher.head
+
+    async def barrier(self) -> ManifestNumber:
+        """Return the manifest that has everything acknowledged before this call."""
+        if self._ws.oldest_unpublished_s is None and self.cutting_since_s is None and self.head.manifest.barrier:
+            return self.head.manifest.number
+        barrier = Barrier()
+        self._barriers.append(barrier)
+        self._asked.set()
+        await barrier.done.wait()
+        assert barrier.number is not None
+        return barrier.number
+
+    def urge(self) -> None:
+        """Send everything dirty now: somebody waits for room."""
+        self._urgent = True
+
+    async def run(self) -> None:
+        """Cut and publish until cancelled; raises Fenced."""
+        while True:
+            await self._until_due()
+            waiting, self._barriers = self._barriers, []
+            self._asked = trio.Event()
+            try:
+                await self._cut_and_publish(barrier=bool(waiting))
+            except Abandoned as reason:
+                self.abandoned_cuts += 1
+                self._ws.report(f"a cut was abandoned: {reason}")
+                self._barriers = waiting + self._barriers
+                await trio.sleep(self._ws.settings.retry_first_s)
+                continue
+            for barrier in waiting:
+                barrier.number = self.head.manifest.number
+                barrier.done.set()
+
+    async def _until_due(self) -> None:
+        """Wait for a barrier, for the interval, or for the end of what was in flight."""
+        ws = self._ws
+        while not self._barriers:
+            now = trio.current_time()
+            due = self._due_s()
+            if due is not None and now >= due and not self._better_wait(now):
+                return
+            if ws.released.is_set():
+                ws.released = trio.Event()
+                if self._quiet_moment(now):
+                    return
+            wake = min(due if due is not None and due > now else now + 1.0, now + 1.0)
+            with trio.move_on_at(wake):
+                await self._asked.wait()
+
+    def _due_s(self) -> float | None:
+        """When the interval ends for the oldest unpublished change, or when an in-flight rule ends by the clock."""
+        oldest = self._ws.oldest_unpublished_s
+        due = None if oldest is None else oldest + self._ws.settings.interval_s
+        if self._due_by_clock_s is not None:
+            due = self._due_by_clock_s if due is None else min(due, self._due_by_clock_s)
+        return due
+
+    def _better_wait(self, now: float) -> bool:
+        """After a cut longer than the interval, the next waits for a quiescent moment, but not for ever (L9)."""
+        if self._last_took_s <= self._ws.settings.interval_s:
+            return False
+        oldest = self._ws.oldest_unpublished_s
+        if oldest is not None and now - oldest >= self._ws.settings.atomic_max_age_s:
+            return False
+        return not self._judge_live().quiescent
+
+    def _quiet_moment(self, now: float) -> bool:
+        """The last thing in flight just ended: a cut now is worth most."""
+        if self._ws.oldest_unpublished_s is None or now - self._last_begun_s < QUIESCENT_GAP_S:
+            return False
+        head = self.head.manifest
+        return not head.quiescent and self._judge_live().quiescent
+
+    def _judge_live(self) -> InFlight:
+        with self._ws.kv.read() as view:
+            start, stop = table_range(NodeTable.CHANGELOG)
+            changed = [key for _, key in view.scan(start, stop)]
+            found = inflight.candidates(view, changed, self._ws.policies, self.head.manifest.in_flight)
+            max_age_ns = int(self._ws.settings.atomic_max_age_s * 1e9)
+            return inflight.in_flight(view, self._ws.policies, self._ws.wall.now_ns(), found, max_age_ns)
+
+    async def _cut_and_publish(self, *, barrier: bool) -> None:
+        ws = self._ws
+        begun = trio.current_time()
+        self._last_begun_s = begun
+        # An early job in the pipeline keeps its generation; what it acknowledges later is simply known by digest.
+        cut = Cut.begin(ws, begun_s=begun, barrier=barrier)
+        oldest, ws.oldest_unpublished_s = ws.oldest_unpublished_s, None
+        self.cutting_since_s = oldest if oldest is not None else begun
+        counters = ws.files, ws.directories, ws.logical_bytes
+        ws.cut = cut
+        published = False
+        try:
+            found = self._judge(cut)
+            await self._sealer.seal_cut(cut)
+            change_set = await ws.workers.run(Work.CPU, export, cut)
+            extra = self.extra_changes()
+            if extra:
+                change_set = ChangeSet(change_set.drops, tuple(sorted({**dict(change_set.changes), **extra}.items())))
+            if change_set or (barrier and not self.head.manifest.barrier) or found.items != self._listed():
+                written = await self._write(change_set)
+                cut.check()
+                cut.sent = True
+                manifest = self._manifest(cut, change_set, written, found, counters)
+                head = await self._publisher.publish(manifest)
+                await self._confirm(cut, head, change_set)
+            published = True
+        finally:
+            ws.cut = None
+            cut.end()
+            if not published:
+                known = ws.oldest_unpublished_s
+                ws.oldest_unpublished_s = oldest if known is None or (oldest is not None and oldest < known) else known
+            self.cutting_since_s = None
+            self._last_took_s = trio.current_time() - begun
+
+    def _listed(self) -> tuple[InFlightItem, ...]:
+        return tuple(self.head.manifest.in_flight)
+
+    def _judge(self, cut: Cut) -> InFlight:
+        """What was in flight at the cut (P-05), by its own snapshot."""
+        ws = self._ws
+        rows = cut.snapshot.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(cut.seq + 1)))
+        listed = self.head.manifest.in_flight
+        found = inflight.candidates(cut.snapshot, (key for _, key in rows), ws.policies, listed)
+        max_age_ns = int(ws.settings.atomic_max_age_s * 1e9)
+        judged = inflight.in_flight(cut.snapshot, ws.policies, cut.wall_ns, found, max_age_ns)
+        self._settle_marks(judged.settled)
+        now_s = trio.current_time()
+        due_ns = judged.due_ns
+        self._due_by_clock_s = None if due_ns is None else now_s + max(0.5, (due_ns - cut.wall_ns) / 1e9)
+        return judged
+
+    async def _write(self, change_set: ChangeSet) -> Written | None:
+        if not change_set:
+            return None
+        epoch = self.head.manifest.writer_epoch
+        return await self._metadata.write(MetadataWriter(lambda: self._new_pack(epoch)), change_set)
+
+    def _new_pack(self, epoch: WriterEpoch) -> PackId:
+        return pack_id(epoch, self._ws.entropy.token_bytes(8))
+
+    def _manifest(
+        self,
+        cut: Cut,
+        change_set: ChangeSet,
+        written: Written | None,
+        found: InFlight,
+        counters: tuple[int, int, int],
+    ) -> Manifest:
+        before = self.head.manifest
+        stored = written.stored_bytes if written is not None else 0
+        files, directories, logical_bytes = counters
+        return Manifest(
+            number=ManifestNumber(before.number + 1),
+            writer_epoch=before.writer_epoch,
+            session=before.session,
+            workspace_id=before.workspace_id,
+            parent_digest=self.head.digest,
+            change_seq=cut.seq,
+            created_s=self._publisher.server_now_s(),
+            base_number=before.base_number,
+            base=before.base,
+            changes=written.root if written is not None else None,
+            base_bytes=before.base_bytes,
+            changes_bytes=before.changes_bytes + stored,
+            in_flight=found.items,
+            barrier=cut.barrier,
+            files=files,
+            directories=directories,
+            logical_bytes=logical_bytes,
+        )
+
+    async def _confirm(self, cut: Cut, head: Head, change_set: ChangeSet) -> None:
+        """The manifest is there: drop its change rows, and mark as published what still is as it says."""
+        ws = self._ws
+        with ws.kv.write() as txn:
+            remember_head(txn, head)
+        blocks = [(key, value) for key, value in change_set.changes if key[:1] == BLOCK_TABLE and value is not None]
+        for at in range(0, len(blocks), ROWS_PER_STEP):
+            with ws.kv.write() as txn:
+                for key, value in blocks[at : at + ROWS_PER_STEP]:
+                    held = txn.get(key)
+                    state = BlockState.decode(held) if held else None
+                    if state is None or state.state is not FrameState.UNPUBLISHED:
+                        continue
+                    if state.frame == FrameRef.decode(value):
+                        txn.put(key, BlockState(state.local, FrameState.PUBLISHED, state.frame).encode())
+            await trio.lowlevel.checkpoint()
+        await self._drop_rows(cut.seq)
+        self._sealer.named(change_set)
+        self.last_published_s = trio.current_time()
+        await self._durability.published(cut.seq)
+        for tell in self.on_published:
+            tell(head, change_set)
+        await ws.wake_waiters()
+
+    async def _drop_rows(self, seq: ChangeSeq) -> None:
+        """Forget the change rows up to *seq*, a step's worth at a time: each row stands for itself."""
+        ws = self._ws
+        while True:
+            with ws.kv.write() as txn:
+                stop = changelog_key(ChangeSeq(seq + 1))
+                rows = list(islice(txn.scan(NodeTable.CHANGELOG, stop), ROWS_PER_STEP))
+                for row, key in rows:
+                    txn.delete(row)
+                    txn.delete(NodeTable.CHANGES + key)
+                if len(rows) < ROWS_PER_STEP:
+                    confirm_ranges(txn, seq)
+                    return
+            await trio.lowlevel.checkpoint()
+
+    async def upload_early(self) -> None:
+        """Send cold dirty blocks before the cut, so that a cut is short and the link is never idle."""
+        ws, settings = self._ws, self._ws.settings
+        while True:
+            await trio.sleep(settings.early_upload_period_s if not self._urgent else 0.02)
+            if ws.cut is not None:
+                continue
+            urgent, self._urgent = self._urgent, False
+            before = trio.current_time() - (0.0 if urgent else settings.cold_after_s)
+            for ino, block in self._cold(before, settings.early_upload_batch):
+                if ws.cut is not None:
+                    break
+                await self._sealer.submit(ino, block, None)
+            if urgent:
+                self._sealer.flush()
+
+    def _cold(self, before: float, count_max: int) -> list[tuple[Inode, BlockIndex]]:
+        found: list[tuple[Inode, BlockIndex]] = []
+        with self._ws.kv.read() as view:
+            for ino, blocks in self._ws.dirty.items():
+                if view.get(ino_key(NodeTable.ORPHANS, ino)) is not None:
+                    continue
+                for block, written_s in blocks.items():
+                    if written_s <= before and not self._sealer.busy_with(ino, block):
+                        found.append((ino, block))
+                        if len(found) == count_max:
+                            return found
+        return found

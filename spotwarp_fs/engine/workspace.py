@@ -1,0 +1,282 @@
+"""The live workspace on this node: map, data files, generations, dirty index, and what may wait for it.
+
+Invariant: `dirty` holds exactly the blocks of linked and unlinked inodes whose record in the map has no frame; every
+change of the map happens in one step (no await) on the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from spotwarp_fs.core.changes import SEQ_KEY, ChangeCounter, Recorder
+from spotwarp_fs.core.errors import Fenced, Refused
+from spotwarp_fs.core.policies import Policies
+from spotwarp_fs.core.ports import DataFiles, Entropy, KVRead, KVStore, KVWrite, Wall, Workers
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    INODE_TABLE,
+    BlockState,
+    InodeRecord,
+    NodeTable,
+    block_key,
+    decode_u64,
+    encode_u64,
+    inode_key,
+    key_block,
+    key_ino,
+    table_range,
+)
+from spotwarp_fs.core.types import INODE_EPOCH_SHIFT, BlockIndex, ChangeSeq, Generation, Inode, WriterEpoch
+from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.use import Use
+
+if TYPE_CHECKING:
+    from spotwarp_fs.engine.cut import Cut
+
+log = logging.getLogger(__name__)
+
+NEXT_INODE_KEY = NodeTable.META + b"next_inode"
+EROFS = 30
+
+
+class Generations:
+    """A number per block, raised before every change of its bytes; compared after every wait.
+
+    Entries are dropped only for blocks that nobody holds busy, so a number never returns to an older value unseen.
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._of: dict[Inode, dict[BlockIndex, Generation]] = defaultdict(dict)
+
+    def raise_for(self, ino: Inode, block: BlockIndex) -> Generation:
+        """Say that the block's bytes are about to change."""
+        self._clock += 1
+        generation = Generation(self._clock)
+        self._of[ino][block] = generation
+        return generation
+
+    def of(self, ino: Inode, block: BlockIndex) -> Generation:
+        """The block's present generation; 0 when it has not changed for a while."""
+        blocks = self._of.get(ino)
+        return Generation(0) if blocks is None else blocks.get(block, Generation(0))
+
+    def raise_for_all(self, ino: Inode, first: BlockIndex) -> None:
+        """Say that every block from *first* on is about to change (truncate, unlink)."""
+        blocks = self._of.get(ino)
+        for block in [b for b in blocks if b >= first] if blocks else []:
+            self.raise_for(ino, block)
+
+    def forget(self, ino: Inode, block: BlockIndex) -> None:
+        """Drop a number that nothing compares any more."""
+        blocks = self._of.get(ino)
+        if blocks is not None:
+            blocks.pop(block, None)
+            if not blocks:
+                del self._of[ino]
+
+
+class BusyMarks:
+    """Blocks whose local bytes are being read or replaced in a worker thread: eviction leaves them alone."""
+
+    def __init__(self) -> None:
+        self._count: dict[tuple[Inode, BlockIndex], int] = {}
+
+    def __contains__(self, block: tuple[Inode, BlockIndex]) -> bool:
+        return block in self._count
+
+    @contextmanager
+    def hold(self, ino: Inode, blocks: range | list[BlockIndex]) -> Iterator[None]:
+        """Mark *blocks* of *ino* busy while the body runs."""
+        keys = [(ino, BlockIndex(block)) for block in blocks]
+        for key in keys:
+            self._count[key] = self._count.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            for key in keys:
+                if self._count[key] == 1:
+                    del self._count[key]
+                else:
+                    self._count[key] -= 1
+
+
+class CountingRecorder(Recorder):
+    """A recorder that remembers which inode records changed, for the counters of P-18."""
+
+    def __init__(self, txn: KVWrite, counter: ChangeCounter) -> None:
+        super().__init__(txn, counter)
+        self.inodes: list[tuple[bytes | None, bytes | None]] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a key of a published table."""
+        if key[:1] == INODE_TABLE:
+            self.inodes.append((self.get(key), value))
+        super().put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key of a published table."""
+        if key[:1] == INODE_TABLE:
+            self.inodes.append((self.get(key), None))
+        super().delete(key)
+
+
+class Workspace:
+    """Everything that the engine's tasks share."""
+
+    def __init__(
+        self,
+        kv: KVStore,
+        data: DataFiles,
+        *,
+        wall: Wall,
+        entropy: Entropy,
+        workers: Workers,
+        policies: Policies,
+        settings: EngineSettings,
+    ) -> None:
+        self.kv = kv
+        self.data = data
+        self.wall = wall
+        self.entropy = entropy
+        self.workers = workers
+        self.policies = policies
+        self.settings = settings
+        self.generations = Generations()
+        self.busy = BusyMarks()
+        self.dirty: dict[Inode, dict[BlockIndex, float]] = {}
+        self.cut: Cut | None = None
+        self.fenced: Fenced | None = None
+        self.stopping = False
+        self.freed = trio.Condition()
+        """Notified when blocks become evictable, and when waits must end."""
+        self.oldest_unpublished_s: float | None = None
+        self.bytes_written = 0
+        self.reports: deque[str] = deque(maxlen=20)
+        self.use = Use(data)
+        self.files = 0
+        self.directories = 0
+        self.logical_bytes = 0
+        self.released = trio.Event()
+        """Set when a file's last write handle is released; the cut loop replaces it."""
+        self._next_inode = 0
+        self._inode_limit = 0
+        self.counter = ChangeCounter(ChangeSeq(0))
+
+    def load_counters(self) -> None:
+        """Read counters and the dirty index back from the map (at start, after a load)."""
+        with self.kv.read() as view:
+            seq = view.get(SEQ_KEY)
+            self.counter = ChangeCounter(ChangeSeq(decode_u64(seq) if seq else 0))
+            following = view.get(NEXT_INODE_KEY)
+            self._next_inode = self._inode_limit = decode_u64(following) if following else 0
+            self.dirty.clear()
+            for key, value in view.scan(*table_range(BLOCK_TABLE)):
+                if value and value[0] & 1 and BlockState.decode(value).dirty:
+                    self.mark_dirty(key_ino(key), key_block(key))
+            self.files = self.directories = self.logical_bytes = 0
+            for _, value in view.scan(*table_range(INODE_TABLE)):
+                self._count(value, 1)
+            if next(iter(view.scan(NodeTable.CHANGELOG, bytes([NodeTable.CHANGELOG[0] + 1]))), None) is not None:
+                self.oldest_unpublished_s = trio.current_time()
+        self.use.load()
+
+    def _count(self, value: bytes, sign: int) -> None:
+        """Add an inode record to the counters, or take it out."""
+        record = InodeRecord.decode(value)
+        if record.nlink == 0:
+            return
+        if stat.S_ISDIR(record.mode):
+            self.directories += sign
+            return
+        self.files += sign
+        self.logical_bytes += sign * record.size
+
+    @property
+    def dirty_blocks(self) -> int:
+        """How many blocks have no frame."""
+        return sum(map(len, self.dirty.values()))
+
+    def mark_dirty(self, ino: Inode, block: BlockIndex) -> None:
+        """Note a block without a frame, and when it was last written."""
+        blocks = self.dirty.get(ino)
+        if blocks is None:
+            blocks = self.dirty[ino] = {}
+        blocks[block] = trio.current_time()
+
+    def unmark_dirty(self, ino: Inode, block: BlockIndex) -> None:
+        """The block has a frame now, or is gone."""
+        blocks = self.dirty.get(ino)
+        if blocks is not None and blocks.pop(block, None) is not None and not blocks:
+            del self.dirty[ino]
+
+    def report(self, message: str) -> None:
+        """Note something that the user should see; the newest few are kept for `status`."""
+        self.reports.append(message)
+        log.warning(message)
+
+    def check_writable(self) -> None:
+        """Refuse changes once fenced (EROFS)."""
+        if self.fenced is not None:
+            raise Refused(EROFS, f"the workspace was taken over: {self.fenced}")
+
+    @contextmanager
+    def change(self) -> Iterator[Recorder]:
+        """One step that changes the map: a transaction that commits when the block ends. No await inside."""
+        before = self.counter.seq
+        with self.kv.write() as txn:
+            recorder = CountingRecorder(txn, self.counter)
+            yield recorder
+        for earlier, later in recorder.inodes:
+            if earlier is not None:
+                self._count(earlier, -1)
+            if later is not None:
+                self._count(later, 1)
+        if self.counter.seq != before:
+            self.note_change()
+
+    def note_change(self) -> None:
+        """Remember since when something is unpublished."""
+        if self.oldest_unpublished_s is None:
+            self.oldest_unpublished_s = trio.current_time()
+
+    def start_inodes(self, writer_epoch: WriterEpoch) -> None:
+        """Give inode numbers of *writer_epoch* from now on, unless it is the one in use already."""
+        if self._next_inode >> INODE_EPOCH_SHIFT < writer_epoch:
+            self._next_inode = self._inode_limit = (writer_epoch << INODE_EPOCH_SHIFT) + 1
+
+    def new_inode(self) -> Inode:
+        """Give a number that was never used (C15), outside `change`: the counter is persisted in batches."""
+        if self._next_inode >= self._inode_limit:
+            self._inode_limit = self._next_inode + self.settings.inode_batch
+            with self.kv.write() as txn:
+                txn.put(NEXT_INODE_KEY, encode_u64(self._inode_limit))
+        ino = Inode(self._next_inode)
+        self._next_inode += 1
+        return ino
+
+    async def wake_waiters(self) -> None:
+        """Let every wait in a handler look again: space was freed, or it must end."""
+        async with self.freed:
+            self.freed.notify_all()
+
+
+def block_state(view: KVRead, ino: Inode, block: BlockIndex) -> BlockState | None:
+    """The block's record, or None for a hole (an empty value is a hole over a base that is not loaded)."""
+    value = view.get(block_key(ino, block))
+    return BlockState.decode(value) if value else None
+
+
+def read_inode(view: KVRead, ino: Inode) -> InodeRecord:
+    """The inode's record; raises Refused(ESTALE) when there is none."""
+    value = view.get(inode_key(ino))
+    if value is None:
+        raise Refused(116, f"inode {ino:#x} does not exist")
+    return InodeRecord.decode(value)

@@ -1,0 +1,127 @@
+"""A workspace on memory: store, map and data files without disk, network or threads, in trio's virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from spotwarp_fs.core.layout import workspace_root
+from spotwarp_fs.core.policies import Policies
+from spotwarp_fs.core.ports import ObjectStore
+from spotwarp_fs.core.requests import Actor
+from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, WriterEpoch
+from spotwarp_fs.engine.claim import Claim
+from spotwarp_fs.engine.heartbeat import Writer
+from spotwarp_fs.engine.session import Session, SessionPorts, serve
+from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.workspace import Workspace
+from spotwarp_fs.local.memory import MemoryDataFiles, MemoryKV
+from spotwarp_fs.local.workers import InlineWorkers
+from spotwarp_fs.store.memory import MemoryStore
+from spotwarp_fs.store.scoped import Scoped
+
+WORKSPACE_ID = "0123456789abcdef"
+ACTOR = Actor(uid=1000, gid=1000, pid=1)
+
+
+class SeededEntropy:
+    """Random bytes from a seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def token_bytes(self, count: int) -> bytes:
+        return self._rng.randbytes(count)
+
+
+class VirtualWall:
+    """Wall time that follows trio's clock."""
+
+    def now_ns(self) -> int:
+        return 1_700_000_000_000_000_000 + int(trio.current_time() * 1e9)
+
+
+@dataclass
+class MemoryJournal:
+    """Keeps what was appended."""
+
+    appended: list[tuple[ChangeSeq, dict[bytes, bytes | None], list[Inode]]] = field(default_factory=list)
+
+    def append(
+        self,
+        seq: ChangeSeq,
+        drops: dict[Inode, BlockIndex],
+        changes: dict[bytes, bytes | None],
+        synced: list[Inode],
+    ) -> None:
+        self.appended.append((seq, changes, synced))
+
+    def published(self, seq: ChangeSeq) -> None:
+        self.appended = [record for record in self.appended if record[0] > seq]
+
+
+class RoomyDisk:
+    """A disk that is never full."""
+
+    def free_bytes(self) -> int:
+        return 1 << 50
+
+
+@dataclass
+class Node:
+    """What one node keeps: it survives a kill of the daemon, and is thrown away when the node is lost."""
+
+    kv: MemoryKV = field(default_factory=MemoryKV)
+    data: MemoryDataFiles = field(default_factory=MemoryDataFiles)
+    journal: MemoryJournal = field(default_factory=MemoryJournal)
+
+
+FAST = EngineSettings(interval_s=1.0, heartbeat_s=3.0, disk_reserve_bytes=0)
+
+
+async def _no_journal(session: str, epoch: WriterEpoch) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def start(
+    store: ObjectStore,
+    node: Node,
+    *,
+    rng: random.Random | None = None,
+    settings: EngineSettings = FAST,
+    policies: Policies | None = None,
+    takeover: bool = True,
+) -> AsyncIterator[Session]:
+    """Serve the workspace on *node*; leaving the block kills the daemon (nothing is drained)."""
+    rng = rng or random.Random(1)
+    workspace = Workspace(
+        node.kv,
+        node.data,
+        wall=VirtualWall(),
+        entropy=SeededEntropy(rng),
+        workers=InlineWorkers(),
+        policies=policies or Policies.build(),
+        settings=settings,
+    )
+    scoped = Scoped(store, workspace_root("test", WORKSPACE_ID))
+    claim = Claim(
+        workspace,
+        scoped,
+        workspace_id=WORKSPACE_ID,
+        actor=ACTOR,
+        takeover=takeover,
+        journal_session=_no_journal,
+    )
+    ports = SessionPorts(workspace, scoped, WORKSPACE_ID, node.journal, RoomyDisk(), Writer("test", 1, "/mnt", 0.0))
+    async with serve(ports, claim) as session:
+        yield session
+
+
+def new_store() -> MemoryStore:
+    """An empty store."""
+    return MemoryStore()
