@@ -122,5 +122,8 @@ class Node:
 
     def clean_up(self) -> None:
         """End what is left of the node after a failure; a node that died or was unmounted has nothing left."""
-        end(self.pids)
+        # A mount that was interrupted halfway has told nobody its pids, but it has recorded them.
+        records = [json.loads(path.read_text()) for path in self.home.glob("state/mounts/*.json")]
+        recorded = [record[kind] for kind in ("supervisor_pid", "daemon_pid") for record in records]
+        end([*self.pids, *recorded])
         unmount_lazily(self.mountpoint)
