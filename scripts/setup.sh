@@ -6,6 +6,8 @@
 
 CHECKOUT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${SPOTWARP_VENV:-$CHECKOUT/.venv}
+# The program refuses variables of its own prefix that it does not know, so that a misspelt one is never passed over.
+unset SPOTWARP_VENV
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 1; }
