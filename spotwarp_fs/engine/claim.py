@@ -25,10 +25,11 @@ from spotwarp_fs.core.errors import (
     Unavailable,
     UserError,
 )
+from spotwarp_fs.core.journal import JournalLog, SessionBegun
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.namespace import make_root
-from spotwarp_fs.core.ports import Lane, ObjectStore
+from spotwarp_fs.core.ports import Lane, ObjectStore, Work
 from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, table_range
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter, Root
@@ -79,20 +80,26 @@ class Claim:
         workspace_id: str,
         actor: Actor,
         takeover: bool,
-        journal_session: Callable[[str, WriterEpoch], Awaitable[None]],
-        known_sessions: frozenset[str] = frozenset(),
+        journal: JournalLog,
     ) -> None:
         self._ws = workspace
         self._store = store
         self._workspace_id = workspace_id
         self._actor = actor
         self._takeover = takeover
-        self._journal_session = journal_session
-        self._known_sessions = known_sessions
+        self._journal = journal
+        self._known_sessions = frozenset(
+            record.session for record in journal.records() if isinstance(record, SessionBegun)
+        )
         self.health = StoreHealth(workspace.settings, workspace.entropy)
         self.packs = PackStore(workspace, store, self.health)
         self.metadata = Metadata(workspace, self.packs)
         self.session = workspace.entropy.token_bytes(SESSION_BYTES).hex()
+
+    @property
+    def sessions(self) -> frozenset[str]:
+        """Sessions of this cache: a head of one of them is its own."""
+        return self._known_sessions
 
     async def run(self) -> Claimed:
         """Claim and load. Raises Fenced (lost), ForeignHead (stale cache), UserError (live writer)."""
@@ -293,7 +300,8 @@ class Claim:
         with self._ws.kv.write() as txn:
             raw = (txn.get(SESSIONS_KEY) or b"") + bytes.fromhex(self.session)
             txn.put(SESSIONS_KEY, raw[-SESSION_BYTES * SESSIONS_KEPT :])
-        await self._journal_session(self.session, epoch)
+        await self._ws.workers.run(Work.SYNC, self._journal.append, [SessionBegun(self.session, epoch)])
+        self._known_sessions |= {self.session}
 
     def _publisher(self, head: Head) -> Publisher:
         return Publisher(self._store, head, self.health)

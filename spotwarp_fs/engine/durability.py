@@ -9,37 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import trio
 
 from spotwarp_fs.core.changes import dropped_ranges
+from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import Refused
 from spotwarp_fs.core.extents import Extent
+from spotwarp_fs.core.journal import Changes, JournalLog, Record, Synced
 from spotwarp_fs.core.ports import KVSnapshot, Work
 from spotwarp_fs.core.records import BLOCK_TABLE, NodeTable, changelog_key, ino_key, key_block, key_ino, table_range
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
 from spotwarp_fs.engine.workspace import Workspace
 
 EIO = 5
-
-
-class JournalPort(Protocol):
-    """The fsync journal (`local/journal.py`); blocking calls."""
-
-    def append(
-        self,
-        seq: ChangeSeq,
-        drops: dict[Inode, BlockIndex],
-        changes: dict[bytes, bytes | None],
-        synced: list[Inode],
-    ) -> None:
-        """Append one group and sync it."""
-        ...
-
-    def published(self, seq: ChangeSeq) -> None:
-        """A manifest covers everything up to *seq*: drop it from the journal."""
-        ...
 
 
 @dataclass(slots=True)
@@ -54,7 +37,7 @@ class Group:
 class Durability:
     """Group commit of fsyncs."""
 
-    def __init__(self, workspace: Workspace, journal: JournalPort, publish: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, workspace: Workspace, journal: JournalLog, publish: Callable[[], Awaitable[object]]) -> None:
         self._ws = workspace
         self._journal = journal
         self._publish = publish
@@ -67,10 +50,12 @@ class Durability:
         self._named: dict[tuple[Inode, BlockIndex], ChangeSeq] = {}
         """Local blocks that the journal vouches for: not to be punched before a manifest does instead (L4)."""
         self._removals: dict[Inode, ChangeSeq] = {}
+        self._sessions: frozenset[str] = frozenset()
 
-    def start(self, published: ChangeSeq) -> None:
+    def start(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
         """Begin after what a manifest covers; everything later is journalled by the first fsync."""
         self._journaled = published
+        self._sessions = sessions
 
     async def run(self) -> None:
         """Work through groups, one at a time."""
@@ -133,7 +118,8 @@ class Durability:
                     self._ws.report(self._failed[ino])
             synced = sorted(group.inodes - self._failed.keys())
             drops, changes = self._delta(snapshot, seq, synced)
-            await workers.run(Work.SYNC, self._journal.append, seq, drops, changes, synced)
+            records: list[Record] = [Changes(seq, ChangeSet.of(drops, changes)), *(Synced(seq, ino) for ino in synced)]
+            await workers.run(Work.SYNC, self._journal.append, records)
         except OSError as error:
             group.error = f"the fsync journal failed: {error}"
             self._ws.report(group.error)
@@ -162,7 +148,7 @@ class Durability:
         self._named = {block: named for block, named in self._named.items() if named > seq}
         async with self._lock:
             try:
-                await self._ws.workers.run(Work.SYNC, self._journal.published, seq)
+                await self._ws.workers.run(Work.SYNC, self._journal.prune, seq, self._sessions)
             except OSError as error:
                 self._ws.report(f"the fsync journal cannot be shortened: {error}")
         for ino in [ino for ino, removed in self._removals.items() if removed <= seq]:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import trio
 
 from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, SpotwarpError, Unavailable
+from spotwarp_fs.core.journal import JournalLog
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
 from spotwarp_fs.engine.claim import Claim, Claimed
-from spotwarp_fs.engine.durability import Durability, JournalPort
+from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.files import Files
 from spotwarp_fs.engine.filesystem import Filesystem
 from spotwarp_fs.engine.health import StoreHealth
@@ -45,7 +46,7 @@ class SessionPorts:
     store: ObjectStore
     """Scoped to the workspace's own prefix."""
     workspace_id: str
-    journal: JournalPort
+    journal: JournalLog
     disk: Disk
     writer: Writer
     relatime: bool = False
@@ -167,7 +168,7 @@ def _wire(
         await streamer.barrier()
 
     durability = Durability(ws, ports.journal, publish)
-    durability.start(publisher.head.manifest.change_seq)
+    durability.start(publisher.head.manifest.change_seq, claim.sessions)
     blocks.defer_removal = durability.defer_removal
     budget = Budget(ws, ports.disk, lambda: streamer.urge())
     budget.may_evict = durability.may_evict

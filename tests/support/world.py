@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import trio
 
+from spotwarp_fs.core.journal import Record, still_needed
 from spotwarp_fs.core.layout import workspace_root
 from spotwarp_fs.core.policies import Policies
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.requests import Actor
-from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, WriterEpoch
+from spotwarp_fs.core.types import ChangeSeq
 from spotwarp_fs.engine.claim import Claim
 from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.session import Session, SessionPorts, serve
@@ -45,23 +46,27 @@ class VirtualWall:
         return 1_700_000_000_000_000_000 + int(trio.current_time() * 1e9)
 
 
-@dataclass
 class MemoryJournal:
     """Keeps what was appended."""
 
-    appended: list[tuple[ChangeSeq, dict[bytes, bytes | None], list[Inode]]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._records: list[Record] = []
 
-    def append(
-        self,
-        seq: ChangeSeq,
-        drops: dict[Inode, BlockIndex],
-        changes: dict[bytes, bytes | None],
-        synced: list[Inode],
-    ) -> None:
-        self.appended.append((seq, changes, synced))
+    @property
+    def size_bytes(self) -> int:
+        return len(self._records)
 
-    def published(self, seq: ChangeSeq) -> None:
-        self.appended = [record for record in self.appended if record[0] > seq]
+    def append(self, records: Sequence[Record]) -> None:
+        self._records += records
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        self._records = list(records)
+
+    def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
+        self._records = still_needed(self._records, published, sessions)
+
+    def records(self) -> list[Record]:
+        return list(self._records)
 
 
 class RoomyDisk:
@@ -81,10 +86,6 @@ class Node:
 
 
 FAST = EngineSettings(interval_s=1.0, heartbeat_s=3.0, disk_reserve_bytes=0)
-
-
-async def _no_journal(session: str, epoch: WriterEpoch) -> None:
-    await trio.lowlevel.checkpoint()
 
 
 @asynccontextmanager
@@ -115,7 +116,7 @@ async def start(
         workspace_id=WORKSPACE_ID,
         actor=ACTOR,
         takeover=takeover,
-        journal_session=_no_journal,
+        journal=node.journal,
     )
     ports = SessionPorts(workspace, scoped, WORKSPACE_ID, node.journal, RoomyDisk(), Writer("test", 1, "/mnt", 0.0))
     async with serve(ports, claim) as session:
