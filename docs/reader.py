@@ -53,8 +53,8 @@ class Store:
 
     def frame(self, ref: bytes) -> bytes:
         """Read and decode the frame that a FrameRef names; give its content if it is the promised one."""
-        epoch, ident, offset, stored_bytes, raw_bytes, digest = FRAME_REF.unpack(ref)
-        pack = f"{epoch:08x}-{ident:016x}"
+        writer_epoch, ident, offset, stored_bytes, raw_bytes, digest = FRAME_REF.unpack(ref)
+        pack = f"{writer_epoch:08x}-{ident:016x}"
         where = f"frame in pack {pack} at {offset}"
         with open(self.root / "packs" / pack[9:11] / pack, "rb") as file:
             file.seek(offset)
