@@ -64,7 +64,7 @@ def condemned_in(view: KVRead) -> dict[PackId, Condemned]:
 class Writer:
     """Who collects."""
 
-    epoch: WriterEpoch
+    writer_epoch: WriterEpoch
     serving: bool
     """Its takeover is published and it knows of no fence: a fenced or starting writer deletes nothing."""
     took_over_s: float
@@ -129,7 +129,7 @@ def plan(
         )
     reached = {pack for pack, live in inventory.live.items() if live.retained_bytes or live.anchored}
     kept = reached | inventory.held | inventory.unnamed
-    kept |= {pack for pack in inventory.stored if pack_epoch(pack) > writer.epoch}
+    kept |= {pack for pack in inventory.stored if pack_epoch(pack) > writer.writer_epoch}
     rows = inventory.condemned
     due = {
         pack

@@ -184,11 +184,17 @@ def candidates(
         if key[:1] != ENTRY_TABLE:
             continue
         found.add(key_ino(key))
-        if names.is_atomic_dir(key_name(key)):
-            value = view.get(key)
-            if value is not None:
-                found.add(EntryRecord.decode(value).ino)
+        value = view.get(key) if names.is_atomic_dir(key_name(key)) else None
+        if value is not None and EntryRecord.decode(value).dtype == DIRECTORY_DTYPE:
+            found.add(EntryRecord.decode(value).ino)
     return found
+
+
+def closing(view: KVRead, now_ns: int) -> list[Inode]:
+    """List files that were flushed and whose release is still to come: a cut waits up to a second for these (C11)."""
+    rows = view.scan(*table_range(NodeTable.IN_FLIGHT))
+    marks = ((key_ino(key), Mark.decode(value)) for key, value in rows)
+    return [ino for ino, mark in marks if mark.flushed_ns and standing(mark, now_ns) is Standing.OPEN]
 
 
 @dataclass(frozen=True, slots=True)

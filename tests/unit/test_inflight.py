@@ -52,7 +52,8 @@ def test_a_good_close_ends_the_mark_and_a_flush_alone_does_not() -> None:
     assert standing(again, 10**15) is Standing.OPEN, "a write after the flush begins the wait anew"
 
 
-def test_opened_but_not_written_is_not_in_flight() -> None:
+@pytest.mark.history("M-b")
+def test_Mb_opened_but_not_written_is_not_in_flight() -> None:
     assert inflight.on_flush(None, 1, dying=True) is None
     assert inflight.on_release(None, 1, writers=0) is None
 
@@ -96,6 +97,7 @@ def test_C11_a_flush_in_mid_write_by_a_child_process_certifies_nothing() -> None
     mark = inflight.on_flush(world.open_mark(), world.now, dying=False)
     world.write("last.ckpt", "half", mark=mark)
     assert listed(judge(world)) == {"last.ckpt": False}
+    assert inflight.closing(world, world.now) == [world.at("last.ckpt")]
     assert listed(judge(world, age_s=29)) == {"last.ckpt": False}
     settled = judge(world, age_s=30)
     assert settled.items == ()
@@ -241,6 +243,14 @@ def test_only_changed_directories_and_those_listed_before_are_candidates() -> No
     item = InFlightItem(world.at("a/checkpoint-1"), b"a/checkpoint-1", "directory", torn=False)
     assert inflight.candidates(world, changed, POLICIES, ()) == {world.at("a"), world.at("a/checkpoint-2")}
     assert world.at("a/checkpoint-1") in inflight.candidates(world, changed, POLICIES, (item,))
+
+
+def test_a_file_with_the_name_of_a_checkpoint_directory_is_a_file() -> None:
+    world = World()
+    world.write("step_1", "text")
+    world.write("epoch_2", "text", mark=world.open_mark())
+    assert judge(world).items == ()
+    assert inflight.closing(world, world.now) == []
 
 
 def test_very_deep_paths_are_rendered() -> None:

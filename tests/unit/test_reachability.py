@@ -246,7 +246,7 @@ def test_no_plan_ever_breaks_a_rule(inventory: Inventory, took_over_s: float) ->
         assert name not in reached | inventory.held | inventory.unnamed
     for name in found.delete | found.condemn:
         assert name in inventory.stored
-        assert int(name[:8], 16) <= writer.epoch
+        assert int(name[:8], 16) <= writer.writer_epoch
     left = found.stored_bytes - sum(
         inventory.stored[p] - min(inventory.stored[p], inventory.live[p].retained_bytes) for p in found.repack
     )

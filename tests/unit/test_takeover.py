@@ -305,6 +305,58 @@ def test_what_cannot_be_put_back_is_reported() -> None:
     assert plan.missing == (b"checkpoint-#", b"checkpoint-*")
 
 
+@pytest.mark.history("H16")
+@pytest.mark.promise("P-05")
+def test_H16_a_write_that_takes_longer_than_the_age_never_replaces_the_good_file() -> None:
+    world = Published()
+    world.write("last.ckpt", "whole")
+    world.cut()
+    mark = world.open_mark()
+    for minute in range(40):
+        world.now += 60 * SECOND
+        world.write("last.ckpt", f"half {minute}", mark=mark)
+        world.cut()
+    found = decide(world.facts, retained(world.facts, world.now / SECOND))
+    assert isinstance(found, ServeHeadWithout)
+    assert content(planned(world, world.facts[-1].number, found.replaced)[1], "last.ckpt") == "whole"
+
+
+@pytest.mark.history("C11")
+@pytest.mark.parametrize("barriers", [False, True])
+def test_C11_shards_written_in_place_are_never_mixed_with_others_metadata(*, barriers: bool) -> None:
+    """Case A26, a cut after every step: what is served is a state that existed."""
+    world = Published()
+    for version in range(1, 4):
+        for shard in ("__0_0.distcp", "__1_0.distcp"):
+            world.write(shard, "half", mark=world.open_mark())
+            served_versions(world, barriers=barriers)
+            world.write(shard, str(version))
+            served_versions(world, barriers=barriers)
+        world.write(".metadata.tmp", str(version))
+        if world.find(".metadata") is not None:
+            world.unlink(".metadata")
+        served_versions(world, barriers=barriers)
+        world.rename(".metadata.tmp", ".metadata")
+        served_versions(world, barriers=barriers)
+
+
+def served_versions(world: Published, *, barriers: bool) -> None:
+    world.now += SECOND
+    head = world.cut(barrier=barriers)
+    match decide(world.facts, [state.number for state in world.facts]):
+        case ServeHead():
+            result = world.views[head]
+        case GoBack(to, replaced):
+            assert not barriers
+            result = planned(world, to, replaced)[1]
+        case ServeHeadWithout(replaced, _):
+            result = planned(world, head, replaced)[1]
+    first, second, metadata = (int(content(result, n) or 0) for n in ("__0_0.distcp", "__1_0.distcp", ".metadata"))
+    assert first - 1 <= second <= first
+    assert metadata <= second
+    assert metadata in (0, first, first - 1)
+
+
 def test_lost_files_are_named() -> None:
     world = Published()
     world.write("a/kept", "1")
