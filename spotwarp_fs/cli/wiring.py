@@ -142,12 +142,16 @@ class Check:
 
 def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountReport], None]) -> int:
     """Mount, call *announce* when the workspace is usable, and return: at once, or in the foreground after the end."""
-    raise _unwired("mount")
+    from spotwarp_fs.cli import wiring_mount
+
+    return wiring_mount.mount(loaded, wish, announce)
 
 
 def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
-    raise _unwired("umount")
+    from spotwarp_fs.cli import wiring_mount
+
+    return wiring_mount.umount(record, timeout_s=timeout_s, on_progress=on_progress)
 
 
 def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:

@@ -206,7 +206,7 @@ class Blocks:
             cut.keep(ino, block)
 
     def _keep_rest_for_cut(self, ino: Inode, size: int) -> None:
-        """Keep the frozen blocks that a truncation to *size* changes: a whole file moves aside, few blocks are copied."""
+        """Keep the frozen blocks that a truncation changes: a whole file moves aside, few blocks are copied."""
         cut = self._ws.cut
         if cut is None or not cut.needs(ino):
             return

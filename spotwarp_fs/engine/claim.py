@@ -316,6 +316,7 @@ def live_writer(beat: Beat, lease_s: float) -> UserError:
     return UserError(
         f"the workspace is being written by {writer.host} (pid {writer.pid}, mounted at {writer.mountpoint}, "
         f"writer epoch {beat.writer_epoch}), whose heartbeat is {beat.age_s:.0f} s old; a writer counts as gone after "
-        f"{lease_s:.0f} s. Wait, unmount it there, or take the workspace over with --takeover (the other mount then turns read-only)",
+        f"{lease_s:.0f} s. Wait, unmount it there, or take the workspace over with --takeover (the other mount then "
+        "turns read-only)",
         ExitCode.LIVE_WRITER,
     )

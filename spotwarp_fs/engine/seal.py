@@ -77,6 +77,7 @@ class Sealer:
         self._uploads = trio.Semaphore(workspace.settings.packs_in_flight_max)
         self.unnamed: set[PackId] = set()
         """Packs of this session that no published manifest has named yet: never candidates for collection (C9)."""
+        self._unnamed_bytes: dict[PackId, int] = {}
         self.bytes_sealed = 0
         self.frames_deduplicated = 0
 
@@ -124,11 +125,18 @@ class Sealer:
             pack, self._open = self._open, None
             self._nursery.start_soon(self._upload, pack)
 
+    @property
+    def bytes_unnamed(self) -> int:
+        """Uploaded bytes that no published manifest names yet."""
+        return sum(self._unnamed_bytes[pack] for pack in self.unnamed)
+
     def named(self, change_set: ChangeSet) -> None:
         """A published manifest names these frames: their packs are like any other from now on."""
         for key, value in change_set.changes:
             if key[:1] == BLOCK_TABLE and value is not None:
-                self.unnamed.discard(FrameRef.decode(value).pack)
+                pack = FrameRef.decode(value).pack
+                self.unnamed.discard(pack)
+                self._unnamed_bytes.pop(pack, None)
 
     async def _prepare(self, job: Job) -> None:
         """Read and encode a job's block, then put it into the open pack."""
@@ -228,6 +236,7 @@ class Sealer:
             return
         for ref in refs:
             self.unnamed.add(ref.pack)
+            self._unnamed_bytes[ref.pack] = self._unnamed_bytes.get(ref.pack, 0) + ref.stored_bytes
             self.bytes_sealed += ref.stored_bytes
         with self._ws.kv.write() as txn:
             for ref in refs:

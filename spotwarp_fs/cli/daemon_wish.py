@@ -1,0 +1,48 @@
+"""What a daemon is started for.
+
+Invariant: it travels as JSON in the daemon's argv, which others can read, so it holds no secret.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonWish:
+    """A mount to serve."""
+
+    mountpoint: str
+    """A real path."""
+    flags: Mapping[str, Any]
+    """Settings from the command line, by dotted key."""
+    takeover: bool = False
+    restarted: bool = False
+    """Started by the supervisor after a death: never takes over from anybody else (L11)."""
+    supervisor_pid: int = 0
+
+    def to_json(self) -> str:
+        """Write for argv."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What was mounted, for `spotwarp mount` to print."""
+
+    mountpoint: str
+    workspace: str
+    store: str
+    form: str
+    created: bool
+    manifest: int
+    age_s: float
+    logical_bytes: int
+    files: int
+    read_only: bool
+    daemon_pid: int
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

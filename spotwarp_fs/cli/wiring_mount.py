@@ -1,0 +1,136 @@
+"""Mount and unmount: start the daemon (supervised or in the foreground), and end it with everything saved.
+
+Invariant: `mount` returns only when the workspace is usable or with the daemon's own reason; nothing half-started remains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotwarp_fs.cli.daemon_wish import DaemonWish
+from spotwarp_fs.cli.derived import cache_directory, workspace_of
+from spotwarp_fs.cli.mounts import MountRecord, is_alive, remove_record
+from spotwarp_fs.core.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from spotwarp_fs.cli.sources import LoadedSettings
+    from spotwarp_fs.cli.wiring import MountReport, MountWish, UmountReport
+
+START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 15.0
+LOG_NAME = "daemon.log"
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountReport], None]) -> int:
+    """Mount, call *announce* when the workspace is usable, and return: at once, or in the foreground after the end."""
+    from spotwarp_fs.fuse.mountinfo import real_path
+    from spotwarp_fs.fuse.mounting import check_fuse
+
+    settings = loaded.settings
+    if settings.mode == "directory":
+        raise UserError("the directory form is not built yet: `mount` has the FUSE form only", ExitCode.USAGE)
+    check_fuse()
+    mountpoint = real_path(wish.mountpoint)
+    if not wish.mountpoint.exists():
+        _make(wish.mountpoint)
+    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover)
+    if wish.foreground:
+        return _foreground(daemon_wish, announce)
+    name = workspace_of(settings, Path(mountpoint))
+    return _supervised(daemon_wish, cache_directory(settings, name), announce)
+
+
+def flags_of(loaded: LoadedSettings) -> dict[str, Any]:
+    """Take what came from the command line, for the daemon to read again: flags hold no secrets."""
+    found: dict[str, Any] = {}
+    for key, source in loaded.given.items():
+        if source.kind == "flag":
+            value: Any = loaded.settings
+            for part in key.split("."):
+                value = getattr(value, part)
+            found[key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return found
+
+
+def _make(mountpoint: Path) -> None:
+    try:
+        mountpoint.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{mountpoint} cannot be made: {error.strerror}", ExitCode.MOUNTPOINT) from error
+
+
+def _report(values: Mapping[str, Any], supervisor_pid: int) -> MountReport:
+    from spotwarp_fs.cli.wiring import MountReport
+
+    known = {**values, "left_out": tuple(values["left_out"]), "notes": tuple(values["notes"])}
+    return MountReport(**known, supervisor_pid=supervisor_pid)
+
+
+def _foreground(wish: DaemonWish, announce: Callable[[MountReport], None]) -> int:
+    import logging
+
+    import trio
+
+    from spotwarp_fs.cli.daemon import run
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    return int(trio.run(run, wish, lambda ready: announce(_report(asdict(ready), 0)), strict_exception_groups=False))
+
+
+def _supervised(wish: DaemonWish, cache_dir: Path, announce: Callable[[MountReport], None]) -> int:
+    from spotwarp_fs.fuse.launching import launch_supervised
+
+    argv = [sys.executable, "-m", "spotwarp_fs.cli.daemon", wish.to_json()]
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    started = launch_supervised(argv, wish.mountpoint, cache_dir / LOG_NAME, START_TIMEOUT_S)
+    if started.exit_code != ExitCode.OK:
+        raise UserError(started.message or f"the daemon ended; see {cache_dir / LOG_NAME}", ExitCode(started.exit_code))
+    announce(_report(json.loads(started.message), started.supervisor_pid or 0))
+    return ExitCode.OK
+
+
+def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:
+    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
+    from spotwarp_fs.cli import client
+    from spotwarp_fs.cli.wiring import UmountReport
+
+    state_dir = client.state_directory()
+    if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):
+        _clean_away(record, state_dir)
+        return UmountReport(record.mountpoint, record.workspace, None, saved=True)
+    silence_s = max(client.SILENCE_MAX_S, timeout_s + 5.0)
+    done = client.call(record, "drain", {"timeout_s": timeout_s}, on_progress=on_progress, silence_max_s=silence_s)
+    _wait_for_end(record)
+    return UmountReport(
+        record.mountpoint,
+        record.workspace,
+        int(done["number"]),
+        saved=bool(done["saved"]),
+        dirty_bytes=int(done["unsaved_bytes"]),
+        left=(str(done["reason"]),) if done["reason"] else (),
+    )
+
+
+def _wait_for_end(record: MountRecord) -> None:
+    deadline = time.monotonic() + END_TIMEOUT_S
+    pids = [pid for pid in (record.daemon_pid, record.supervisor_pid) if pid and pid != os.getpid()]
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _clean_away(record: MountRecord, state_dir: Path) -> None:
+    """Both processes are dead: detach what they left, and open the directory below again."""
+    from spotwarp_fs.fuse import mounting, underlay
+
+    mounting.clear_dead_mounts(record.mountpoint)
+    underlay.reopen(record.mountpoint, Path(record.cache_dir) / "underlay.json")
+    remove_record(state_dir, record.mountpoint)

@@ -1,0 +1,159 @@
+"""What a session says about itself: the figures of `status`.
+
+Invariant: a figure that is not known is None; ages are of trio's clock on this node, or of the store's own clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import trio
+
+from spotwarp_fs.core import paths
+from spotwarp_fs.core.ports import KVSnapshot, Work
+from spotwarp_fs.core.records import (
+    ENTRY_TABLE,
+    EntryRecord,
+    InodeRecord,
+    NodeTable,
+    inode_key,
+    key_ino,
+    key_name,
+    table_range,
+)
+from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
+from spotwarp_fs.core.types import BLOCK_BYTES, ManifestNumber
+from spotwarp_fs.engine.session import Session
+from spotwarp_fs.engine.workspace import Workspace
+
+RATE_WINDOW_S = 30.0
+SAMPLE_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters at a moment."""
+
+    at_s: float
+    written: int
+    sealed: int
+
+
+class Reporter:
+    """Keeps rates, and remembers the newest safe checkpoint per head."""
+
+    def __init__(self, session: Session, *, workspace_name: str, store_url: str, read_only: bool = False) -> None:
+        self._session = session
+        self._name = workspace_name
+        self._store_url = store_url
+        self._read_only = read_only
+        self._samples: deque[Sample] = deque(maxlen=int(RATE_WINDOW_S / SAMPLE_PERIOD_S))
+        self._safe: tuple[ManifestNumber, tuple[str, int, ManifestNumber] | None] | None = None
+
+    async def run(self) -> None:
+        """Sample the counters."""
+        while True:
+            self._samples.append(self._sample())
+            await trio.sleep(SAMPLE_PERIOD_S)
+
+    def _sample(self) -> Sample:
+        session = self._session
+        return Sample(trio.current_time(), session.workspace.bytes_written, session.packs.bytes_uploaded)
+
+    def _rates(self) -> tuple[float, float]:
+        """Bytes per second written by programs and sent to the store, over the window."""
+        now = self._sample()
+        oldest = self._samples[0] if self._samples else now
+        seconds = max(now.at_s - oldest.at_s, SAMPLE_PERIOD_S)
+        return (now.written - oldest.written) / seconds, (now.sealed - oldest.sealed) / seconds
+
+    def rpo_s(self) -> float:
+        """Age of the oldest acknowledged change that no manifest has."""
+        session = self._session
+        known = [session.streamer.cutting_since_s, session.workspace.oldest_unpublished_s]
+        ages = [trio.current_time() - since for since in known if since is not None]
+        return max(ages, default=0.0)
+
+    async def status(self) -> Status:
+        """Gather everything."""
+        session, ws = self._session, self._session.workspace
+        head = session.streamer.head.manifest
+        produced, sent = self._rates()
+        dirty = ws.dirty_blocks * BLOCK_BYTES
+        published = session.streamer.last_published_s
+        now = trio.current_time()
+        return Status(
+            workspace=self._name,
+            store=self._store_url,
+            form="fuse",
+            mode="reader" if self._read_only else "writer",
+            head_number=head.number,
+            head_age_s=now - published if published is not None else now - session.started_s,
+            writer_epoch=head.writer_epoch,
+            session=head.session,
+            rpo_seconds=self.rpo_s(),
+            dirty_bytes=dirty,
+            unpublished_bytes=dirty + session.sealer.bytes_unnamed,
+            drain_eta_seconds=dirty / sent if sent > 0 and dirty else (0.0 if not dirty else None),
+            newest_safe_checkpoint=await self._newest_safe(),
+            produced_bytes_per_s=produced,
+            sent_bytes_per_s=sent,
+            falling_behind=self.rpo_s() > 2 * ws.settings.interval_s + 5 and produced > sent,
+            cache_used_bytes=session.budget.used_bytes,
+            cache_budget_bytes=session.budget.limit_bytes,
+            in_flight=tuple(
+                InFlightItem(item.path.decode(errors="replace"), item.kind, item.torn) for item in head.in_flight
+            ),
+            fenced=ws.fenced is not None,
+            read_only=self._read_only or ws.fenced is not None,
+            store_reachable=session.health.reachable,
+            store_error=session.health.last_error or (ws.reports[-1] if ws.reports else None),
+            last_publish_s=now - published if published is not None else None,
+            files=ws.files,
+            logical_bytes=ws.logical_bytes,
+            totals=Totals(
+                ws.bytes_written,
+                session.packs.bytes_uploaded,
+                session.packs.bytes_fetched,
+                session.sealer.frames_deduplicated,
+            ),
+        )
+
+    async def _newest_safe(self) -> SafeCheckpoint | None:
+        """The newest complete checkpoint in the head, found again only when the head has moved."""
+        session, ws = self._session, self._session.workspace
+        head = session.streamer.head.manifest
+        if self._safe is None or self._safe[0] != head.number:
+            snapshot = ws.kv.snapshot()
+            try:
+                unsafe = {item.ino for item in head.in_flight}
+                found = await ws.workers.run(Work.DISK, newest_checkpoint, snapshot, ws, unsafe)
+            finally:
+                snapshot.close()
+            self._safe = head.number, None if found is None else (*found, head.number)
+        if self._safe[1] is None:
+            return None
+        name, mtime_ns, number = self._safe[1]
+        return SafeCheckpoint(name, max(0.0, (ws.wall.now_ns() - mtime_ns) / 1e9), number)
+
+
+def newest_checkpoint(view: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:
+    """Find the newest atomic directory, or else file, that is whole and has no unpublished change of its own."""
+    policies = workspace.policies
+    best: dict[bool, tuple[int, bytes]] = {}
+    for key, value in view.scan(*table_range(ENTRY_TABLE)):
+        name, entry = key_name(key), EntryRecord.decode(value)
+        directory = policies.is_atomic_dir(name)
+        if entry.ino in unsafe or not (directory or policies.is_atomic(name)):
+            continue
+        record = view.get(inode_key(entry.ino))
+        pending = view.get(NodeTable.CHANGES + key) or view.get(NodeTable.CHANGES + inode_key(entry.ino))
+        if record is None or pending is not None:
+            continue
+        mtime_ns = InodeRecord.decode(record).mtime_ns
+        if directory not in best or mtime_ns > best[directory][0]:
+            parent = paths.path_of(view, key_ino(key)) or b""
+            best[directory] = mtime_ns, parent + b"/" + name if parent else name
+    found = best.get(True) or best.get(False)
+    return None if found is None else (found[1].decode(errors="replace").lstrip("/"), found[0])
