@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import subprocess
 import tokenize
 from collections.abc import Iterator
@@ -52,4 +53,5 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
         yield from comments(path)
         yield from strings(path)
     else:
-        yield 1, path.read_text()
+        # What stands in a fence is a layout or a command, with its own narrow columns.
+        yield 1, re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
