@@ -38,7 +38,8 @@ class Thing:
     gid: int
     atime_ns: int
     mtime_ns: int
-    ctime_ns: int
+    ctime_ns: int | None
+    """None once nobody can say: it is not compared until the next change."""
     data: bytearray = field(default_factory=bytearray)
     target: bytes = b""
     rdev: int = 0
@@ -367,8 +368,9 @@ class Reference:
             raise Errno(errno.EEXIST)
         if call.flags & XATTR_REPLACE and call.name not in thing.xattrs:
             raise Errno(errno.ENODATA)
+        # ext4 leaves ctime alone when the value stays what it was, tmpfs does not: both are fine.
+        thing.ctime_ns = None if thing.xattrs.get(call.name) == call.value else self._now_ns
         thing.xattrs[call.name] = call.value
-        thing.ctime_ns = self._now_ns
 
     def remove_xattr(self, call: calls.RemoveXattr) -> None:
         thing = self._bearer(call.path, call.name)

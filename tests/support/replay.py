@@ -63,5 +63,5 @@ def replay(
                 outcome = perform(root, call)
             assert outcome == reference.apply(call, stamp), call
         differences = diff(reference.snapshot(), observe(root), clock)
-        assert differences == [], f"after {call}"
+        assert not differences, "\n".join([f"after {call}:", *differences])
     return reference
