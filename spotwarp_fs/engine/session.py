@@ -31,6 +31,7 @@ from spotwarp_fs.engine.hydrate import Hydrator
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher
+from spotwarp_fs.engine.rebase import Rebaser
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.stream import Streamer
 from spotwarp_fs.engine.workspace import Workspace
@@ -69,6 +70,7 @@ class Session:
 
     ports: SessionPorts
     filesystem: Filesystem
+    rebaser: Rebaser
     files: Files
     streamer: Streamer
     sealer: Sealer
@@ -138,6 +140,7 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(_stream, session)
             nursery.start_soon(session.streamer.upload_early)
             nursery.start_soon(_beat, session)
+            nursery.start_soon(session.rebaser.run)
             yield session
             ws.stopping = True
             await ws.wake_waiters()
@@ -182,15 +185,18 @@ def _wire(
         relatime=ports.relatime,
     )
     files.load_marks()
-    streamer = Streamer(ws, sealer, metadata, publisher, durability, settle_marks=files.settle_marks)
+    rebaser = Rebaser(ws, ports.store, metadata, health)
+    streamer = Streamer(
+        ws, sealer, metadata, publisher, durability,
+        rebaser=rebaser, maps=maps, settle_marks=files.settle_marks,
+    )  # fmt: skip
+    streamer.on_published.append(rebaser.consider)
     filesystem = Filesystem(ws, files)
-    if claimed.created:
-        ws.load_counters()
     filesystem.reap_orphans()
     heartbeat = Heartbeat(ports.store, ports.writer, publisher, health)
     return Session(
-        ports, filesystem, files, streamer, sealer, hydrator, maps, metadata, packs, publisher, durability, budget,
-        health, heartbeat, claimed, trio.current_time(),
+        ports, filesystem, rebaser, files, streamer, sealer, hydrator, maps, metadata, packs, publisher, durability,
+        budget, health, heartbeat, claimed, trio.current_time(),
     )  # fmt: skip
 
 

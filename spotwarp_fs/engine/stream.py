@@ -31,12 +31,14 @@ from spotwarp_fs.core.records import (
 )
 from spotwarp_fs.core.sections import MetadataWriter, Written
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, ManifestNumber, PackId, WriterEpoch
+from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.cut import Abandoned, Cut
 from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.export import export
-from spotwarp_fs.engine.load import remember_head
+from spotwarp_fs.engine.load import BASE_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.publish import Head, Publisher
+from spotwarp_fs.engine.rebase import NewBase, Rebaser
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -64,6 +66,8 @@ class Streamer:
         publisher: Publisher,
         durability: Durability,
         *,
+        rebaser: Rebaser,
+        maps: BlockMaps,
         settle_marks: Callable[[tuple[Inode, ...]], None],
     ) -> None:
         self._ws = workspace
@@ -71,6 +75,8 @@ class Streamer:
         self._metadata = metadata
         self._publisher = publisher
         self._durability = durability
+        self._rebaser = rebaser
+        self._maps = maps
         self._settle_marks = settle_marks
         self._barriers: list[Barrier] = []
         self._asked = trio.Event()
@@ -194,9 +200,12 @@ class Streamer:
                 written = await self._write(change_set)
                 cut.check()
                 cut.sent = True
-                manifest = self._manifest(cut, change_set, written, found, counters)
+                base = self._rebaser.ready
+                manifest = self._manifest(cut, written, found, counters, base)
                 head = await self._publisher.publish(manifest)
                 await self._confirm(cut, head, change_set)
+                if base is not None:
+                    await self._use_base(base)
             published = True
         finally:
             ws.cut = None
@@ -236,13 +245,13 @@ class Streamer:
     def _manifest(
         self,
         cut: Cut,
-        change_set: ChangeSet,
         written: Written | None,
         found: InFlight,
         counters: tuple[int, int, int],
+        base: NewBase | None,
     ) -> Manifest:
         before = self.head.manifest
-        stored = written.stored_bytes if written is not None else 0
+        stored = (written.stored_bytes if written is not None else 0) - (base.changes_bytes if base is not None else 0)
         files, directories, logical_bytes = counters
         return Manifest(
             number=ManifestNumber(before.number + 1),
@@ -252,10 +261,10 @@ class Streamer:
             parent_digest=self.head.digest,
             change_seq=cut.seq,
             created_s=self._publisher.server_now_s(),
-            base_number=before.base_number,
-            base=before.base,
+            base_number=base.number if base is not None else before.base_number,
+            base=base.written.root if base is not None else before.base,
             changes=written.root if written is not None else None,
-            base_bytes=before.base_bytes,
+            base_bytes=base.written.stored_bytes if base is not None else before.base_bytes,
             changes_bytes=before.changes_bytes + stored,
             in_flight=found.items,
             barrier=cut.barrier,
@@ -263,6 +272,14 @@ class Streamer:
             directories=directories,
             logical_bytes=logical_bytes,
         )
+
+    async def _use_base(self, base: NewBase) -> None:
+        """A manifest names the new base: block maps that are not loaded yet come from there from now on."""
+        self._rebaser.ready = None
+        root = await self._rebaser.read_root(base)
+        with self._ws.kv.write() as txn:
+            txn.put(BASE_KEY, base.written.root.encode())
+        self._maps.use_base(root)
 
     async def _confirm(self, cut: Cut, head: Head, change_set: ChangeSet) -> None:
         """The manifest is there: drop its change rows, and mark as published what still is as it says."""
