@@ -76,37 +76,56 @@ class Globs(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The state that a takeover serves, before anything in it is replaced."""
+
+    number: ManifestNumber
+    view: KVRead
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """What may be taken from: the retained states, and a way to read each."""
+
+    states: Sequence[State]
+    views: Views
+
+
 def replace_in_flight(
-    served: KVRead,
-    at: ManifestNumber,
+    served: Served,
     replacements: Sequence[Replacement],
-    views: Views,
-    states: Iterable[State],
+    older: Older,
     globs: Globs,
     allocate: Callable[[], Inode],
+    behind: Sequence[InFlightItem] = (),
 ) -> Plan:
-    """Plan the state *at* without its half-done things.
+    """Plan the served state without its half-done things.
 
-    *states* are the retained ones that something may be put back from; *allocate* gives fresh inode numbers.
+    *behind* is what the head had in flight when an older state is served: of its kinds, too, something complete must be
+    there. *allocate* gives fresh inode numbers.
     """
-    tree = Tree(served)
-    outermost = _outermost(replacements)
+    tree = Tree(served.view)
     marked = {r.item.ino for r in replacements if r.item.kind == "file"}
-    found = [r for r in outermost if tree.remove(r.item.path)]
-    copier = Copier(tree, views, allocate, marked)
+    outermost = _outermost(r.item for r in replacements)
+    found = [r for r in replacements if r.item.path in outermost and tree.remove(r.item.path)]
+    copier = Copier(tree, older.views, allocate, marked)
     left_out = []
     for replacement in found:
         path, source = replacement.item.path, replacement.source
         placed = source is not None and copier.copy(source, path)
-        left_out.append(LeftOut(path, at, source if placed else None, replacement.item.torn))
-    put_back, missing = _Rescue(tree, copier, at, states, globs).run([r.item for r in found])
+        left_out.append(LeftOut(path, served.number, source if placed else None, replacement.item.torn))
+    rescue = _Rescue(tree, copier, [state for state in older.states if state.number != served.number], globs)
+    outermost = _outermost(behind)
+    put_back, missing = rescue.run([*(r.item for r in found), *(i for i in behind if i.path in outermost)])
     return Plan(tree.changes(), tree.drops, tuple(copier.copies), tuple(left_out), put_back, missing)
 
 
-def _outermost(replacements: Sequence[Replacement]) -> list[Replacement]:
-    """Leave out what lies in a directory that is replaced as a whole."""
-    directories = [r.item.path for r in replacements if r.item.kind == "directory"]
-    return [r for r in replacements if not any(d != r.item.path and within(r.item.path, d) for d in directories)]
+def _outermost(items: Iterable[InFlightItem]) -> set[bytes]:
+    """Give the paths of those that do not lie in a directory which is half done as a whole."""
+    every = list(items)
+    directories = [item.path for item in every if item.kind == "directory"]
+    return {item.path for item in every if not any(d != item.path and within(item.path, d) for d in directories)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +134,7 @@ class _Rescue:
 
     tree: Tree
     copier: Copier
-    at: ManifestNumber
-    states: Iterable[State]
+    states: Sequence[State]
     globs: Globs
 
     def run(self, items: Sequence[InFlightItem]) -> tuple[tuple[tuple[bytes, ManifestNumber], ...], tuple[bytes, ...]]:
@@ -159,12 +177,20 @@ class _Rescue:
     def _newest(self, search: Callable[[KVRead], Iterator[tuple[int, bytes]]]) -> tuple[bytes, ManifestNumber] | None:
         """Put the newest whole thing that *search* finds back, out of the newest state that has one."""
         for state in sorted(self.states, key=lambda state: state.number, reverse=True):
-            if state.number == self.at:
-                continue
-            for _, path in sorted(search(self.copier.views(state.number)), reverse=True):
+            for _, found in sorted(search(self.copier.views(state.number)), reverse=True):
+                path = self._whole(found)
                 if not touches(state.in_flight, path) and self.copier.copy(state.number, path):
                     return path, state.number
         return None
+
+    def _whole(self, path: bytes) -> bytes:
+        """Give the outermost atomic directory around *path* that is gone: no part of it comes back without the rest."""
+        names = path.split(b"/")
+        for depth, name in enumerate(names[:-1], 1):
+            above = b"/".join(names[:depth])
+            if self.globs.atomic_dirs.matches(name) and resolve(self.tree, above) is None:
+                return above
+        return path
 
 
 def _alike(view: KVRead, *, above: bytes, kin: bytes, directory: bool) -> Iterator[tuple[int, bytes]]:

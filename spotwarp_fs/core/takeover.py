@@ -48,10 +48,13 @@ class ServeHead:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Everything takes its value of state *to*; *replaced* are torn things that are half done there as well."""
+    """Everything takes its value of state *to*."""
 
     to: ManifestNumber
     replaced: tuple[Replacement, ...]
+    """Torn things that are half done there as well."""
+    behind: tuple[InFlightItem, ...]
+    """What the head had in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def decide(
     if quiescent is not None and head.created_s - quiescent.created_s <= atomic_max_age_s:
         barrier = _barrier_after(quiescent.number, head.number, states)
         if barrier is None:
-            return GoBack(quiescent.number, _replacements(quiescent, whole))
+            return GoBack(quiescent.number, _replacements(quiescent, whole), head.in_flight)
     return ServeHeadWithout(_replacements(head, whole), barrier)
 
 

@@ -13,8 +13,9 @@ from spotwarp_fs.core.changesets import ChangeSet, apply, fold
 from spotwarp_fs.core.manifests import InFlightItem
 from spotwarp_fs.core.policies import Policies
 from spotwarp_fs.core.records import BLOCK_TABLE, ENTRY_TABLE, ino_range, inode_key, key_block, key_ino, xattr_key
-from spotwarp_fs.core.replacement import Plan, replace_in_flight
+from spotwarp_fs.core.replacement import Older, Plan, Served, replace_in_flight
 from spotwarp_fs.core.retention import retained, touches
+from spotwarp_fs.core.subtrees import resolve
 from spotwarp_fs.core.takeover import GoBack, Replacement, ServeHead, ServeHeadWithout, decide
 from spotwarp_fs.core.treecheck import check
 from spotwarp_fs.core.types import BlockIndex, Inode, ManifestNumber
@@ -61,7 +62,7 @@ def test_a_head_with_nothing_in_flight_is_served() -> None:
 @pytest.mark.history("M-k")
 def test_the_newest_quiescent_state_is_served_while_it_is_young_enough() -> None:
     found = states((0, (), False), (10, (), True), (20, OPEN, False), (910, OPEN, False))
-    assert served(found) == GoBack(ManifestNumber(2), ())
+    assert served(found) == GoBack(ManifestNumber(2), (), OPEN)
     older = served(states((0, (), False), (10, (), False), (20, OPEN, False), (910.5, OPEN, False)))
     assert older == ServeHeadWithout((Replacement(OPEN[0], ManifestNumber(2)),), None)
 
@@ -81,14 +82,14 @@ def test_L8_torn_things_are_replaced_in_every_state_that_is_served() -> None:
     found = states((0, (), False), (1, TORN, False))
     assert served(found) == ServeHeadWithout((Replacement(TORN[0], ManifestNumber(1)),), None)
     found = states((0, (), False), (1, TORN, False), (2, TORN + OPEN, False))
-    assert served(found) == GoBack(ManifestNumber(2), (Replacement(TORN[0], ManifestNumber(1)),))
+    assert served(found) == GoBack(ManifestNumber(2), (Replacement(TORN[0], ManifestNumber(1)),), TORN + OPEN)
     assert served(states((0, OPEN, False))) == ServeHeadWithout((Replacement(OPEN[0], None),), None)
 
 
 def test_a_state_that_is_not_retained_is_neither_served_nor_taken_from() -> None:
     found = states((0, (), False), (1, (), False), (2, OPEN, False))
     assert decide(found, [ManifestNumber(3)]) == ServeHeadWithout((Replacement(OPEN[0], None),), None)
-    assert decide(found, [ManifestNumber(1)]) == GoBack(ManifestNumber(1), ())
+    assert decide(found, [ManifestNumber(1)]) == GoBack(ManifestNumber(1), (), OPEN)
 
 
 # A small history of a workspace, its states and what each listed.
@@ -137,11 +138,13 @@ def difference(before: DictView, after: DictView, *, drop: bool) -> ChangeSet:
     return ChangeSet.of(drops, changed)
 
 
-def planned(world: Published, at: ManifestNumber, replaced: Sequence[Replacement]) -> tuple[Plan, DictView]:
+def planned(
+    world: Published, at: ManifestNumber, replaced: Sequence[Replacement], behind: Sequence[InFlightItem] = ()
+) -> tuple[Plan, DictView]:
     fresh = itertools.count(1 << 40)
-    states = world.facts
     view = world.views[at]
-    plan = replace_in_flight(view, at, replaced, world.views.__getitem__, states, POLICIES, lambda: Inode(next(fresh)))
+    older = Older(world.facts, world.views.__getitem__)
+    plan = replace_in_flight(Served(at, view), replaced, older, POLICIES, lambda: Inode(next(fresh)), behind)
     blocks = {
         copy: [(key_block(k), v) for k, v in world.views[copy.source].scan(*ino_range(BLOCK_TABLE, copy.ino))]
         for copy in plan.copies
@@ -278,6 +281,24 @@ def test_L8_the_last_complete_checkpoint_is_put_back_where_it_was() -> None:
     assert World.record(result, world.at("runs/a")) == above, "times above stay, or rotation deletes the wrong one"  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("P-05")
+def test_going_back_to_a_moment_without_a_checkpoint_puts_the_last_one_back() -> None:
+    world = Published()
+    save(world, "checkpoint-1", "one")
+    world.now += 3600 * SECOND
+    world.cut()
+    world.rmtree("checkpoint-1")
+    back = world.cut()
+    world.write("checkpoint-2/model.pt", "half", mark=world.open_mark())
+    world.cut()
+    found = decide(world.facts, [state.number for state in world.facts])
+    assert isinstance(found, GoBack)
+    assert found.to == back
+    plan, result = planned(world, found.to, found.replaced, found.behind)
+    assert content(result, "checkpoint-1/model.pt") == "one"
+    assert plan.put_back == ((b"checkpoint-1", ManifestNumber(2)),)
+
+
 def test_a_glob_without_any_complete_thing_is_served_from_wherever_there_was_one() -> None:
     world = Published()
     save(world, "old-run/checkpoint-7", "seven")
@@ -289,6 +310,37 @@ def test_a_glob_without_any_complete_thing_is_served_from_wherever_there_was_one
     plan, result = head_without(world)
     assert content(result, "old-run/checkpoint-7/model.pt") == "seven"
     assert plan.missing == (b"new-run/checkpoint-#",)
+
+
+def test_a_part_of_a_checkpoint_is_not_put_back_without_the_rest() -> None:
+    world = Published()
+    save(world, "checkpoint-1", "one")
+    world.now += 3600 * SECOND
+    world.cut()
+    world.rmtree("checkpoint-1")
+    world.write("last.pt", "half", mark=world.open_mark())
+    world.cut()
+    plan, result = head_without(world)
+    assert below(tree(result), "checkpoint-1") == below(tree(world.views[ManifestNumber(2)]), "checkpoint-1")
+    assert plan.put_back == ((b"checkpoint-1", ManifestNumber(2)),)
+
+
+def test_a_checkpoint_comes_back_into_a_directory_of_runs_that_is_still_there() -> None:
+    world = Published()
+    world.write("epoch_runs/notes", "kept")
+    save(world, "epoch_runs/checkpoint-1", "one")
+    world.now += 3600 * SECOND
+    world.cut()
+    world.rmtree("epoch_runs/checkpoint-1")
+    world.now += 3600 * SECOND
+    for name in ("step_1", "step_2"):
+        save(world, f"epoch_runs/{name}", "x", ("config.json", ".metadata"))
+    world.write("epoch_runs/checkpoint-2/model.pt", "half", mark=world.open_mark())
+    world.cut()
+    plan, result = head_without(world)
+    assert content(result, "epoch_runs/checkpoint-1/model.pt") == "one"
+    assert content(result, "epoch_runs/notes") == "kept"
+    assert plan.put_back == ((b"epoch_runs/checkpoint-1", ManifestNumber(2)),)
 
 
 def test_what_cannot_be_put_back_is_reported() -> None:
@@ -346,9 +398,9 @@ def served_versions(world: Published, *, barriers: bool) -> None:
     match decide(world.facts, [state.number for state in world.facts]):
         case ServeHead():
             result = world.views[head]
-        case GoBack(to, replaced):
+        case GoBack(to, replaced, behind):
             assert not barriers
-            result = planned(world, to, replaced)[1]
+            result = planned(world, to, replaced, behind)[1]
         case ServeHeadWithout(replaced, _):
             result = planned(world, head, replaced)[1]
     first, second, metadata = (int(content(result, n) or 0) for n in ("__0_0.distcp", "__1_0.distcp", ".metadata"))
@@ -457,14 +509,15 @@ def test_no_takeover_ever_serves_half_a_checkpoint(program: list[tuple[str, str 
     decision = decide(story.facts, keep)
     event(type(decision).__name__)
     head = story.facts[-1]
+    behind: Sequence[InFlightItem] = ()
     match decision:
         case ServeHead():
             at, replaced = head.number, ()
-        case GoBack(to, replaced):
+        case GoBack(to, replaced, behind):
             at = to
         case ServeHeadWithout(replaced, _):
             at = head.number
-    plan, result = planned(story, at, replaced)
+    plan, result = planned(story, at, replaced, behind)
     facts = story.facts[at - 1]
     served, before = tree(result), tree(story.views[at])
     for path, text in served.items():
@@ -482,7 +535,24 @@ def test_no_takeover_ever_serves_half_a_checkpoint(program: list[tuple[str, str 
     for path in served.keys() - before.keys():
         listed = touches(facts.in_flight, path.encode())
         assert listed or any(path.encode().startswith(p) or p.startswith(path.encode()) for p in put_back), path
+    for directory in ("out/checkpoint-1", "out/checkpoint-2"):
+        part = below(served, directory)
+        versions = [
+            below(tree(story.views[s.number]), directory)
+            for s in story.facts
+            if not touches(s.in_flight, directory.encode())
+        ]
+        assert not part or part in versions, f"{directory} is of no state in which it was whole"
+    for lost in [r.item for r in replaced] + list(behind):
+        kin = inflight.family(lost.path)
+        alike = [path for path in served if inflight.family(path.encode()) == kin]
+        was_there = resolve(story.views[head.number], lost.path) is not None
+        assert alike or kin in plan.missing or not was_there or b"/checkpoint-#/" in kin, lost
     assert {line.path for line in plan.left_out} <= {r.item.path for r in replaced}
+
+
+def below(paths: dict[str, str], directory: str) -> dict[str, str]:
+    return {path: text for path, text in paths.items() if path == directory or path.startswith(f"{directory}/")}
 
 
 def story_inode(story: Story, at: ManifestNumber, path: str) -> Inode | None:
