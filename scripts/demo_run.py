@@ -19,42 +19,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-import boto3
 import demo_corpus
 from demo_node import DemoFailed, Node, end
 from demo_report import Report
 from demo_trainer import TrainerProcess
 from rich.console import Console
-from seaweed import start_seaweed
+from seaweed import Seaweed, seaweed
 
 STEPS, SAVE_EVERY, KILL_STEP = 300, 50, 200
 BUCKET = "demo"
 DEMO_S_MAX = 240
 WATCH_S = 1.5
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "demo",
-    "AWS_SECRET_ACCESS_KEY": "demo",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
-
 
 class Demo:
     """The places, the bucket and the report that the acts share."""
 
-    def __init__(self, base: Path, report: Report, endpoint: str) -> None:
+    def __init__(self, base: Path, report: Report, server: Seaweed) -> None:
         self.base = base
         self.report = report
-        self.environment = {**CREDENTIALS, "SPOTWARP_S3_ENDPOINT": endpoint}
+        self.server = server
         self.workspace = base / "workspace"
-        self.bucket = boto3.client(
-            "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="demo", aws_secret_access_key="demo"
-        )
-        self.bucket.create_bucket(Bucket=BUCKET)
+        server.create_bucket(BUCKET)
 
     def node(self, name: str) -> Node:
-        return Node(name, self.base / f"disk-{name}", self.workspace, f"s3://{BUCKET}/runs", self.environment)
+        disk, store = self.base / f"disk-{name}", self.server.url(BUCKET, "runs")
+        return Node(name, disk, self.workspace, store, self.server.environment)
 
     def run_undisturbed(self) -> str:
         """Train from start to end in a plain directory and return the final weights' digest."""
@@ -68,7 +58,7 @@ class Demo:
             trainer.kill()
 
     def bytes_stored(self) -> int:
-        pages = self.bucket.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        pages = self.server.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         return sum(entry["Size"] for page in pages for entry in page.get("Contents", ()))
 
 
@@ -210,9 +200,18 @@ def show_logs(base: Path) -> None:
             print(f"--- {log.relative_to(base)}\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
 
 
+@contextlib.contextmanager
+def all_cleaned_up(nodes: list[Node]) -> Iterator[None]:
+    """Leave nothing running or mounted, however the body ends."""
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.clean_up()
+
+
 def perform(base: Path, report: Report) -> None:
-    """Run the whole demo in *base* and leave nothing running or mounted."""
-    server = None
+    """Run the whole demo in *base*, at most DEMO_S_MAX seconds long."""
     nodes: list[Node] = []
 
     def give_up(number: int, frame: FrameType | None) -> None:
@@ -223,18 +222,16 @@ def perform(base: Path, report: Report) -> None:
     signal.signal(signal.SIGTERM, give_up)
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(DEMO_S_MAX)
+    server_directory = base / "s3"
+    server_directory.mkdir()
     try:
-        server = start_seaweed(base / "s3")
-        tell(Demo(base, report, server.endpoint), nodes)
+        with seaweed(server_directory) as server, all_cleaned_up(nodes):
+            tell(Demo(base, report, server), nodes)
     except (DemoFailed, OSError, subprocess.SubprocessError) as error:
         report.errors.append(str(error))
         show_logs(base)
     finally:
         signal.alarm(0)
-        for node in nodes:
-            node.clean_up()
-        if server is not None:
-            server.stop()
 
 
 def main() -> int:
