@@ -89,6 +89,21 @@ async def read_patiently(store: ObjectStore, number: ManifestNumber, health: Sto
             raise Corrupt(f"manifest {number} is missing from the store, though later ones exist") from error
 
 
+async def read_change_sets(metadata: Metadata, chain: list[Head]) -> tuple[ChangeSet, ...]:
+    """Read what each manifest of *chain* changed, several at once."""
+    found: dict[int, ChangeSet] = {}
+    slots = trio.Semaphore(FETCH_PARALLEL_MAX)
+
+    async def one(at: int, link: Head) -> None:
+        async with slots:
+            found[at] = await metadata.change_set(link.manifest)
+
+    async with trio.open_nursery() as nursery:
+        for at, link in enumerate(chain):
+            nursery.start_soon(one, at, link)
+    return tuple(found[at] for at in range(len(chain)))
+
+
 async def load_state(
     workspace: Workspace, store: ObjectStore, metadata: Metadata, health: StoreHealth, head: Head
 ) -> LoadedState:
@@ -99,17 +114,7 @@ async def load_state(
     if base is not None:
         for puts in await metadata.tree_puts(base):
             await apply_state(workspace, ChangeSet((), puts))
-    change_sets: dict[int, ChangeSet] = {}
-    slots = trio.Semaphore(FETCH_PARALLEL_MAX)
-
-    async def one(at: int, link: Head) -> None:
-        async with slots:
-            change_sets[at] = await metadata.change_set(link.manifest)
-
-    async with trio.open_nursery() as nursery:
-        for at, link in enumerate(chain):
-            nursery.start_soon(one, at, link)
-    ordered = tuple(change_sets[at] for at in range(len(chain)))
+    ordered = await read_change_sets(metadata, chain)
     await apply_state(workspace, fold(ordered))
     with workspace.kv.write() as txn:
         txn.put(SEQ_KEY, encode_u64(manifest.change_seq))
