@@ -1,7 +1,8 @@
 """Tell a close from a process's death: the kernel sends the same FLUSH for both (C12, M9).
 
 Invariant: every doubt counts as a normal close. A wrong "dying" would withhold a good file; a missed one is what every
-other filesystem does always.
+other filesystem does always. Of /proc only `status` and `stat` are read: they take no lock that a page fault holds, and
+a page fault may be waiting for this very daemon.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from spotwarp_fs.core.errors import ExitCode
 from spotwarp_fs.fuse.mountinfo import MountState, mounts_at, real_path, state_of
@@ -60,26 +60,38 @@ def launch_supervised(argv: list[str], mountpoint: str, log_path: Path, timeout_
 
 
 def _listen(heard: int, mountpoint: str, log_path: Path, end_s: float) -> LaunchResult | None:
-    """Follow the pipe until it says how it ended; None when time is up."""
+    """Follow the pipe until it says how it ended; None when time is up. Giving up stops the supervisor."""
     pids: dict[str, int] = {}
     received = b""
-    while (left_s := end_s - time.monotonic()) > 0:
-        if not select.select([heard], [], [], left_s)[0]:
-            continue
-        chunk = os.read(heard, 1 << 16)
-        *lines, received = (received + chunk).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if "ready" in said:
-                return LaunchResult(ExitCode.OK, said["ready"], pids.get("supervisor"), pids.get("daemon"))
-            if "failed" in said:
-                return LaunchResult(said["exit_code"], said["failed"], None, None)
-            if "busy" in said:
-                return _join(mountpoint, log_path, end_s)
-            pids.update(said)
-        if not chunk:
-            return LaunchResult(ExitCode.FAILED, f"the supervisor ended without a word; see {log_path}", None, None)
+    try:
+        while (left_s := end_s - time.monotonic()) > 0:
+            if not select.select([heard], [], [], left_s)[0]:
+                continue
+            chunk = os.read(heard, 1 << 16)
+            *lines, received = (received + chunk).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                if "busy" in said:
+                    return _join(mountpoint, log_path, end_s)
+                ended = _outcome(said, pids)
+                if ended is not None:
+                    return ended
+            if not chunk:
+                return LaunchResult(ExitCode.FAILED, f"the supervisor ended without a word; see {log_path}", None, None)
+    except KeyboardInterrupt:
+        _end(pids)
+        raise
     _end(pids)
+    return None
+
+
+def _outcome(said: dict[str, Any], pids: dict[str, int]) -> LaunchResult | None:
+    """Read one line; process ids are noted in *pids*."""
+    if "ready" in said:
+        return LaunchResult(ExitCode.OK, said["ready"], pids.get("supervisor"), pids.get("daemon"))
+    if "failed" in said:
+        return LaunchResult(said["exit_code"], said["failed"], None, None)
+    pids.update(said)
     return None
 
 

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import trio
 
-from spotwarp_fs.core.errors import Corrupt, Fenced, Refused, SpotwarpError, Unavailable
+from spotwarp_fs.core.errors import Corrupt, ExitCode, Fenced, Refused, SpotwarpError, Unavailable
 from spotwarp_fs.core.records import InodeRecord
 from spotwarp_fs.core.requests import Actor, AttributeChange, DirectoryItem, FilesystemFigures, Handle, Node
 from spotwarp_fs.core.types import ROOT_INODE, Inode
@@ -298,6 +298,20 @@ def mounted(tmp_path: Path, **options: Any) -> Iterator[Mounted]:
         process.stdout.close()
 
 
+async def until_sigterm(serving: Coroutine[Any, Any, None]) -> None:
+    """Cancel *serving* at SIGTERM, as a daemon does whose drain has ended."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait_for_signal() -> None:
+            with trio.open_signal_receiver(signal.SIGTERM) as signals:
+                async for _ in signals:
+                    nursery.cancel_scope.cancel()
+
+        nursery.start_soon(wait_for_signal)
+        await serving
+        nursery.cancel_scope.cancel()
+
+
 def main() -> int:
     """Serve until unmounted."""
     from spotwarp_fs.fuse import readiness
@@ -319,16 +333,19 @@ def main() -> int:
         if given.ready_fd is not None:
             readiness.report_ready(given.ready_fd, "mounted")
 
+    code = ExitCode.OK
     fs = Tiny(given.cache / "events.jsonl")
     options = MountOptions(mountpoint=given.mountpoint, cache_dir=given.cache, **{"workspace": "tiny", **given.options})
     try:
-        trio.run(lambda: serve(fs, options, ready=ready))
-    except SpotwarpError as error:
+        trio.run(lambda: until_sigterm(serve(fs, options, ready=ready)))
+    except* SpotwarpError as group:
+        error = group.exceptions[0]
+        assert isinstance(error, SpotwarpError)
         print(error, file=sys.stderr)
         if given.ready_fd is not None:
             readiness.report_failure(given.ready_fd, str(error), error.exit_code)
-        return error.exit_code
-    return 0
+        code = error.exit_code
+    return code
 
 
 if __name__ == "__main__":
