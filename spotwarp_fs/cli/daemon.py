@@ -1,6 +1,6 @@
 """The daemon behind a mount: wires store, cache, engine and FUSE, serves, drains, and ends with a documented exit code.
 
-Invariant: whatever ends it, what was acknowledged is in the cache, and the exit code says whether it is in the store too.
+Invariant: whatever ends it, what was acknowledged is in the cache, and the exit code says whether the store has it too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.sources import load_settings
 from spotwarp_fs.cli.stores import find_workspace, open_store_of
 from spotwarp_fs.core.errors import ExitCode, Fenced, SpotwarpError, UserError
+from spotwarp_fs.core.layout import workspace_root
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.engine.claim import Claim, ForeignHead
 from spotwarp_fs.engine.control import ControlServer
+from spotwarp_fs.engine.groups import only_cause
 from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.report import Reporter
 from spotwarp_fs.engine.session import Drained, Session, SessionPorts, serve
@@ -41,8 +43,10 @@ from spotwarp_fs.local.journal import Journal
 from spotwarp_fs.local.kv import LmdbKV
 from spotwarp_fs.local.system import SystemEntropy, SystemWall
 from spotwarp_fs.local.workers import ThreadWorkers
+from spotwarp_fs.store.scoped import Scoped
 
 log = logging.getLogger(__name__)
+
 
 class CacheDisk:
     """The disk under the cache."""
@@ -78,8 +82,11 @@ async def run(wish: DaemonWish, ready: Callable[[Ready], None]) -> int:
         while True:
             try:
                 return await _serve_workspace(wish, settings, name, store, cache, ready)
-            except ForeignHead as foreign:
-                await trio.to_thread.run_sync(_set_cache_aside, cache, wish, foreign)
+            except (Exception, BaseExceptionGroup) as error:
+                cause = only_cause(error)
+                if not isinstance(cause, ForeignHead):
+                    raise cause from error
+                await trio.to_thread.run_sync(_set_cache_aside, cache, wish, cause)
     finally:
         cache.close()
         await store.aclose()
@@ -114,7 +121,8 @@ async def _serve_workspace(
         workspace_id, scoped = await find_workspace(store, name, create=True, entropy=entropy)
         cache.note_workspace_id(workspace_id)
     else:
-        workspace_id, scoped = cache.workspace_id, scoped_store(store, name, cache.workspace_id)
+        workspace_id = cache.workspace_id
+        scoped = Scoped(store, workspace_root(name, workspace_id))
     kv = LmdbKV(cache.map_path)
     try:
         free = disk_free_bytes(cache.path)
@@ -156,14 +164,6 @@ async def _serve_workspace(
         kv.close()
 
 
-def scoped_store(store: ObjectStore, name: str, workspace_id: str) -> ObjectStore:
-    """Return the workspace's part of the store."""
-    from spotwarp_fs.core.layout import workspace_root
-    from spotwarp_fs.store.scoped import Scoped
-
-    return Scoped(store, workspace_root(name, workspace_id))
-
-
 async def _check_store(settings: Settings, store: ObjectStore) -> None:
     """P-16, before the first use: a store that ignores conditions is not written to."""
     from spotwarp_fs.store.probe import probe
@@ -197,6 +197,7 @@ class Mounted:
         self._reporter = Reporter(session, workspace_name=name, store_url=settings.store_url())
         self._socket = socket_path(settings.state_dir, wish.mountpoint)
         self._drained: Drained | None = None
+        self._leave = trio.Event()
 
     async def run(self) -> Drained:
         """Mount and serve; returns how the drain at the end went."""
@@ -212,12 +213,15 @@ class Mounted:
             xattrs=chosen.xattrs,
             writeback_cache=chosen.kernel_writeback,
         )
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         control = ControlServer(str(self._socket), self._operations(), self._progress)
+        control.on_answered = lambda name: self._leave.set() if name == "drain" else None
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(control.run)
                 nursery.start_soon(self._reporter.run)
-                nursery.start_soon(self._obey_signals, options.mountpoint)
+                nursery.start_soon(self._obey_signals)
+                nursery.start_soon(self._unmount_when_told)
                 await serving.serve(self._session.filesystem, options, ready=lambda _: self._announce())
                 nursery.cancel_scope.cancel()
         finally:
@@ -293,22 +297,25 @@ class Mounted:
         return status.to_dict()
 
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Publish everything and unmount; the daemon ends soon after the answer."""
-        await self._stop(float(request.get("timeout_s", self._settings.drain_timeout)))
-        assert self._drained is not None
+        """Publish everything; once this is answered, the mount goes and the daemon ends."""
+        timeout_s = float(request.get("timeout_s", self._settings.drain_timeout))
+        self._drained = await self._session.drain(trio.current_time() + timeout_s)
         return asdict(self._drained)
 
-    async def _stop(self, timeout_s: float) -> None:
-        self._drained = await self._session.drain(trio.current_time() + timeout_s)
-        self._session.workspace.stopping = True
-        await self._session.workspace.wake_waiters()
-        await trio.to_thread.run_sync(_unmount, self._wish.mountpoint, abandon_on_cancel=True)
-
-    async def _obey_signals(self, mountpoint: str) -> None:
+    async def _obey_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("signal %d: draining", number)
-                await self._stop(self._settings.notice_timeout)
+                deadline = trio.current_time() + self._settings.notice_timeout
+                self._drained = await self._session.drain(deadline)
+                self._leave.set()
+
+    async def _unmount_when_told(self) -> None:
+        """Every wait in a handler ends, then the mount is taken away; open files do not hold it."""
+        await self._leave.wait()
+        self._session.workspace.stopping = True
+        await self._session.workspace.wake_waiters()
+        await trio.to_thread.run_sync(_unmount, self._wish.mountpoint, abandon_on_cancel=True)
 
 
 def _unmount(mountpoint: str) -> None:
@@ -342,7 +349,7 @@ def main(arguments: list[str]) -> int:
         report_ready(ready_fd, json.dumps(asdict(report)))
 
     try:
-        return trio.run(run, wish, ready, strict_exception_groups=False)
+        return trio.run(run, wish, ready)
     except SpotwarpError as error:
         log.error("%s: %s", type(error).__name__, error)
         report_failure(ready_fd, str(error), error.exit_code)

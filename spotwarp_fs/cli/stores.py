@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WORKSPACE_ID_BYTES = 8
 CALL_DEADLINE_S = 8.0
-"""How long one call to the store is repeated before the engine hears of it; the engine itself then waits and goes on."""
+"""How long one call to the store is repeated before the engine hears of it, waits and goes on."""
 
 
 def store_settings(settings: Settings) -> StoreSettings:

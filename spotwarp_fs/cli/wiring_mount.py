@@ -1,6 +1,7 @@
 """Mount and unmount: start the daemon (supervised or in the foreground), and end it with everything saved.
 
-Invariant: `mount` returns only when the workspace is usable or with the daemon's own reason; nothing half-started remains.
+Invariant: `mount` returns only when the workspace is usable or with the daemon's own reason; nothing half-started
+remains.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -83,7 +85,7 @@ def _foreground(wish: DaemonWish, announce: Callable[[MountReport], None]) -> in
     from spotwarp_fs.cli.daemon import run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    return int(trio.run(run, wish, lambda ready: announce(_report(asdict(ready), 0)), strict_exception_groups=False))
+    return int(trio.run(run, wish, lambda ready: announce(_report(asdict(ready), 0))))
 
 
 def _supervised(wish: DaemonWish, cache_dir: Path, announce: Callable[[MountReport], None]) -> int:
@@ -124,7 +126,7 @@ def _wait_for_end(record: MountRecord) -> None:
     deadline = time.monotonic() + END_TIMEOUT_S
     pids = [pid for pid in (record.daemon_pid, record.supervisor_pid) if pid and pid != os.getpid()]
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        threading.Event().wait(0.02)
 
 
 def _clean_away(record: MountRecord, state_dir: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import trio
 
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError, UserError
+from spotwarp_fs.engine.groups import only_cause
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class ControlServer:
         self._operations = operations
         self._progress = progress
         self._slots = trio.CapacityLimiter(CONNECTIONS_MAX)
+        self.on_answered: Callable[[str], None] = lambda name: None
+        """Told after each successful answer was sent, for what must not come before it."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled; a socket left behind by a killed daemon is replaced."""
@@ -61,22 +64,32 @@ class ControlServer:
                 return  # the caller went away
 
     async def _answer(self, stream: trio.SocketStream, line: bytes) -> None:
+        name = ""
+        try:
+            name, operation, request = self._parse(line)
+            answer = {"ok": True, "result": await self._with_progress(stream, operation, request)}
+        except Exception as error:  # an edge: whatever a request meets, the daemon goes on and the caller hears of it
+            cause = only_cause(error)
+            if isinstance(cause, trio.BrokenResourceError | trio.ClosedResourceError):
+                raise cause from None
+            if not isinstance(cause, SpotwarpError):
+                log.exception("control request failed op=%s", name)
+                cause = SpotwarpError(f"{type(cause).__name__}: {cause}")
+            answer = _failure(cause)
+        await stream.send_all(json.dumps(answer).encode() + b"\n")
+        if answer["ok"]:
+            self.on_answered(name)
+
+    def _parse(self, line: bytes) -> tuple[str, Operation, Mapping[str, Any]]:
         try:
             request = json.loads(line)
-            name = request.get("op") if isinstance(request, dict) else None
-            operation = self._operations.get(str(name))
-            if operation is None:
-                known = ", ".join(sorted(self._operations))
-                raise UserError(f"this daemon has no operation {name!r}; it has {known}")
-            answer = {"ok": True, "result": await self._with_progress(stream, operation, request)}
         except ValueError as error:
-            answer = _failure(UserError(f"the request is not a line of JSON: {error}"))
-        except SpotwarpError as error:
-            answer = _failure(error)
-        except (OSError, AssertionError, KeyError, TypeError) as error:
-            log.exception("control request failed")
-            answer = _failure(SpotwarpError(f"{type(error).__name__}: {error}"))
-        await stream.send_all(json.dumps(answer).encode() + b"\n")
+            raise UserError(f"the request is not a line of JSON: {error}") from error
+        name = str(request.get("op")) if isinstance(request, dict) else ""
+        operation = self._operations.get(name)
+        if operation is None:
+            raise UserError(f"this daemon has no operation {name!r}; it has {', '.join(sorted(self._operations))}")
+        return name, operation, request
 
     async def _with_progress(
         self, stream: trio.SocketStream, operation: Operation, request: Mapping[str, Any]

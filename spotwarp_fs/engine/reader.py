@@ -1,0 +1,299 @@
+"""Read a published state without a mount and without writing to the workspace: names at once, bytes as they are asked for.
+
+Invariant: what is handed out has passed the digest of its block record (P-08), and the state is pinned while it is read
+(H6). A 404 while loading means "look for the head again and start over"; only under an unchanged head it is damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from spotwarp_fs.core import paths, xattrs
+from spotwarp_fs.core.errors import Corrupt, Denied, NotFound, SpotwarpError, StoreRefused, Unavailable
+from spotwarp_fs.core.layout import pin_key
+from spotwarp_fs.core.manifests import Manifest
+from spotwarp_fs.core.ports import Entropy, KVRead, Lane, ObjectStore
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, ino_range, key_block
+from spotwarp_fs.core.requests import Node
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode, ManifestNumber
+from spotwarp_fs.engine.blockmaps import BlockMaps
+from spotwarp_fs.engine.health import StoreHealth
+from spotwarp_fs.engine.load import load_state
+from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.publish import Head, find_head
+from spotwarp_fs.engine.states import StateWish, find_state
+from spotwarp_fs.engine.workspace import Workspace
+
+STARTS_MAX = 5
+PIN_REFRESH_S = 60.0
+PIN_FRESH_S = 600.0
+"""A pin younger than this, by the store's clock, keeps its state from the collector."""
+PIN_END_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPorts:
+    """What reading needs of the outside."""
+
+    store: ObjectStore
+    """Scoped to the workspace's own prefix."""
+    new_workspace: Callable[[], Workspace]
+    """Gives an empty map, again at each start over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a file; what lies between two pieces is a hole."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    """A run of neighbouring frames on its way."""
+
+    blocks: list[tuple[BlockIndex, FrameRef]]
+    done: trio.Event = field(default_factory=trio.Event)
+    found: list[bytes] | SpotwarpError = field(default_factory=list)
+
+
+class Pin:
+    """Says to the collector that a reader has a state open (P-13)."""
+
+    def __init__(self, store: ObjectStore, entropy: Entropy, number: ManifestNumber) -> None:
+        self._store = store
+        self._key = pin_key(entropy.token_bytes(8).hex())
+        self._body = json.dumps({"number": number}).encode()
+        self._written = False
+        self.refused = ""
+        """Why the store did not take it; reading goes on without."""
+
+    async def keep(self) -> None:
+        """Write the pin, again and again, until cancelled or refused."""
+        while True:
+            try:
+                await self._store.put(self._key, self._body, lane=Lane.CONTROL)
+                self._written = True
+            except StoreRefused as error:
+                self.refused = str(error)
+                return
+            except Unavailable:
+                pass  # the reads will say so, and the next round tries again
+            await trio.sleep(PIN_REFRESH_S)
+
+    async def remove(self) -> None:
+        """Take the pin away; one that stays ends by itself."""
+        if not self._written:
+            return
+        with trio.move_on_after(PIN_END_S, shield=True):
+            try:
+                await self._store.delete([self._key], lane=Lane.CONTROL)
+            except (Unavailable, StoreRefused):
+                return
+
+
+class Reader:
+    """A state, loaded."""
+
+    def __init__(
+        self, workspace: Workspace, packs: PackStore, maps: BlockMaps, health: StoreHealth, head: Head, pin: Pin
+    ) -> None:
+        self._ws = workspace
+        self._packs = packs
+        self._maps = maps
+        self._health = health
+        self._pin = pin
+        self._fetches = trio.CapacityLimiter(workspace.settings.hydrate_parallel_max)
+        self.manifest: Manifest = head.manifest
+
+    @property
+    def unpinned(self) -> str:
+        """Why the state is not pinned; empty when it is."""
+        return self._pin.refused
+
+    @contextmanager
+    def view(self) -> Iterator[KVRead]:
+        """Look at the map, for one step."""
+        with self._ws.kv.read() as view:
+            yield view
+
+    def walk(self, path: bytes, *, follow: bool = False) -> Node:
+        """Find *path* from the root, or raise Refused."""
+        with self._ws.kv.read() as view:
+            return paths.walk(view, path, follow=follow)
+
+    def children(self, ino: Inode) -> list[tuple[bytes, Node]]:
+        """Give what directory *ino* holds, by name."""
+        with self._ws.kv.read() as view:
+            return [(name, Node(entry.ino, paths.inode(view, entry.ino))) for name, entry in paths.children(view, ino)]
+
+    def subtree(self, ino: Inode) -> list[tuple[bytes, Node]]:
+        """Give *ino* itself as `b""`, then everything below it, parents before children."""
+        with self._ws.kv.read() as view:
+            return list(paths.subtree(view, ino))
+
+    def xattrs(self, ino: Inode) -> list[tuple[bytes, bytes]]:
+        """Give the extended attributes of *ino*."""
+        with self._ws.kv.read() as view:
+            return xattrs.attributes_of(view, ino)
+
+    @asynccontextmanager
+    async def content(self, node: Node) -> AsyncIterator[AsyncIterator[Piece]]:
+        """Fetch a file, several runs of blocks at once and as many in memory at most; pieces come in order, holes do not.
+
+        Raises Corrupt, NotFound (this state is no longer kept) or Unavailable, from here or from the iteration.
+        """
+        await self._maps.load(node.ino)
+        send, receive = trio.open_memory_channel[_Fetch](self._ws.settings.hydrate_parallel_max)
+        begun: list[_Fetch] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._feed, node.ino, send, begun, nursery)
+            try:
+                yield self._pieces(receive, begun, node.record.size)
+            finally:
+                nursery.cancel_scope.cancel()
+                for fetch in begun:
+                    self._fetches.release_on_behalf_of(fetch)
+                begun.clear()
+
+    async def _feed(
+        self, ino: Inode, send: trio.MemorySendChannel[_Fetch], begun: list[_Fetch], nursery: trio.Nursery
+    ) -> None:
+        async with send:
+            for blocks in self._runs(ino):
+                fetch = _Fetch(blocks)
+                await self._fetches.acquire_on_behalf_of(fetch)
+                begun.append(fetch)
+                nursery.start_soon(self._fetch, fetch)
+                await send.send(fetch)
+
+    def _runs(self, ino: Inode) -> Iterator[list[tuple[BlockIndex, FrameRef]]]:
+        """Group blocks whose frames are neighbours in a pack."""
+        longest = self._ws.settings.hydrate_run_blocks
+        with self._ws.kv.read() as view:
+            rows = [(key_block(key), BlockState.decode(value)) for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)) if value]
+        run: list[tuple[BlockIndex, FrameRef]] = []
+        for block, state in rows:
+            assert state.frame is not None, "a published block has a frame"
+            if run:
+                last = run[-1][1]
+                follows = last.pack == state.frame.pack and last.offset + last.stored_bytes == state.frame.offset
+                if not follows or len(run) == longest:
+                    yield run
+                    run = []
+            run.append((block, state.frame))
+        if run:
+            yield run
+
+    async def _fetch(self, fetch: _Fetch) -> None:
+        """Fetch a run, waiting out short outages; what went wrong is for whoever iterates."""
+        deadline = trio.current_time() + self._ws.settings.read_wait_max_s
+        refs = [ref for _, ref in fetch.blocks]
+        while not fetch.done.is_set():
+            try:
+                fetch.found = await self._packs.fetch_run(refs, lane=Lane.DEMAND)
+            except (Unavailable, Denied) as error:
+                if trio.current_time() < deadline:
+                    await self._health.failed(error)
+                    continue
+                fetch.found = error
+            except SpotwarpError as error:
+                fetch.found = error
+            fetch.done.set()
+
+    async def _pieces(
+        self, receive: trio.MemoryReceiveChannel[_Fetch], begun: list[_Fetch], size: int
+    ) -> AsyncIterator[Piece]:
+        async for fetch in receive:
+            await fetch.done.wait()
+            if isinstance(fetch.found, SpotwarpError):
+                raise fetch.found
+            for (block, _), data in zip(fetch.blocks, fetch.found, strict=True):
+                offset = block * BLOCK_BYTES
+                yield Piece(offset, data[: max(0, size - offset)])
+            begun.remove(fetch)
+            self._fetches.release_on_behalf_of(fetch)
+
+
+@asynccontextmanager
+async def open_state(ports: ReadPorts, wish: StateWish) -> AsyncIterator[Reader]:
+    """Load the state that *wish* means, pinned while the body runs; raises NotFound, Corrupt or what the store says."""
+    with _one_error():
+        async with trio.open_nursery() as nursery:
+            reader, pin = await _start(ports, wish, nursery)
+            try:
+                yield reader
+            finally:
+                nursery.cancel_scope.cancel()
+                await pin.remove()
+
+
+async def _start(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery) -> tuple[Reader, Pin]:
+    """Load, and start over while the head moves under the load."""
+    for attempt in range(1, STARTS_MAX + 1):
+        found = await find_head(ports.store)
+        if found is None:
+            raise NotFound(f"{ports.store.url} has no published state yet")
+        head, now_s = found
+        workspace = ports.new_workspace()
+        health = StoreHealth(workspace.settings, workspace.entropy)
+        packs = PackStore(workspace, ports.store, health)
+        metadata = Metadata(workspace, packs)
+        pin: Pin | None = None
+        try:
+            with _one_error():
+                target = await find_state(ports.store, metadata, health, head, now_s, wish)
+                pin = Pin(ports.store, workspace.entropy, target.manifest.number)
+                nursery.start_soon(pin.keep)
+                state = await load_state(workspace, ports.store, metadata, health, target)
+        except Corrupt as error:
+            if pin is not None:
+                await pin.remove()
+            moved = await find_head(ports.store)
+            if attempt == STARTS_MAX or moved is None or moved[0] == head:
+                raise _explained(error, pin is not None and target.manifest.number < head.manifest.number, wish) from error
+            continue
+        maps = BlockMaps(workspace, metadata)
+        maps.use_base(state.base)
+        return Reader(workspace, packs, maps, health, target, pin), pin
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _explained(error: Corrupt, is_older: bool, wish: StateWish) -> SpotwarpError:
+    """A pack that is gone is damage only where collection had to keep it."""
+    if is_older and isinstance(error.__cause__, NotFound):
+        return NotFound(f"the state of {wish} is no longer kept: {error}")
+    return error
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Take the error that explains the most out of what nurseries wrap it in."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found = _first(group)
+        if found is None:
+            raise
+        raise found from found.__cause__
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """Return our own error if there is one, or the only one there is."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop()
+        if isinstance(error, BaseExceptionGroup):
+            pending.extend(error.exceptions)
+        else:
+            leaves.append(error)
+    ours = [leaf for leaf in leaves if isinstance(leaf, SpotwarpError)]
+    return ours[0] if ours else leaves[0] if len(leaves) == 1 else None
