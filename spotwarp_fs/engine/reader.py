@@ -1,4 +1,4 @@
-"""Read a published state without a mount and without writing to the workspace: names at once, bytes as they are asked for.
+"""Read a published state without a mount and without writing to it: names at once, bytes as they are asked for.
 
 Invariant: what is handed out has passed the digest of its block record (P-08), and the state is pinned while it is read
 (H6). A 404 while loading means "look for the head again and start over"; only under an unchanged head it is damage.
@@ -7,7 +7,7 @@ Invariant: what is handed out has passed the digest of its block record (P-08), 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,6 @@ import trio
 from spotwarp_fs.core import paths, xattrs
 from spotwarp_fs.core.errors import Corrupt, Denied, NotFound, SpotwarpError, StoreRefused, Unavailable
 from spotwarp_fs.core.layout import pin_key
-from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import Entropy, KVRead, Lane, ObjectStore
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, ino_range, key_block
 from spotwarp_fs.core.requests import Node
@@ -27,7 +26,7 @@ from spotwarp_fs.engine.load import load_state
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, find_head
-from spotwarp_fs.engine.states import StateWish, find_state
+from spotwarp_fs.engine.states import StateWish, find_state, snapshot_names
 from spotwarp_fs.engine.workspace import Workspace
 
 STARTS_MAX = 5
@@ -72,24 +71,26 @@ class Pin:
         self._key = pin_key(entropy.token_bytes(8).hex())
         self._body = json.dumps({"number": number}).encode()
         self._written = False
+        self._ended = trio.CancelScope()
         self.refused = ""
         """Why the store did not take it; reading goes on without."""
 
     async def keep(self) -> None:
-        """Write the pin, again and again, until cancelled or refused."""
-        while True:
-            try:
-                await self._store.put(self._key, self._body, lane=Lane.CONTROL)
-                self._written = True
-            except StoreRefused as error:
-                self.refused = str(error)
-                return
-            except Unavailable:
-                pass  # the reads will say so, and the next round tries again
-            await trio.sleep(PIN_REFRESH_S)
+        """Write the pin, again and again, until removed or refused."""
+        with self._ended:
+            while not self.refused:
+                try:
+                    await self._store.put(self._key, self._body, lane=Lane.CONTROL)
+                    self._written = True
+                except StoreRefused as error:
+                    self.refused = str(error)
+                except Unavailable:
+                    pass  # the reads will say so, and the next round tries again
+                await trio.sleep(PIN_REFRESH_S)
 
     async def remove(self) -> None:
         """Take the pin away; one that stays ends by itself."""
+        self._ended.cancel()
         if not self._written:
             return
         with trio.move_on_after(PIN_END_S, shield=True):
@@ -102,21 +103,45 @@ class Pin:
 class Reader:
     """A state, loaded."""
 
-    def __init__(
-        self, workspace: Workspace, packs: PackStore, maps: BlockMaps, health: StoreHealth, head: Head, pin: Pin
-    ) -> None:
+    def __init__(self, ports: ReadPorts, head: Head) -> None:
+        workspace = ports.new_workspace()
+        self._store = ports.store
         self._ws = workspace
-        self._packs = packs
-        self._maps = maps
-        self._health = health
-        self._pin = pin
+        self._health = StoreHealth(workspace.settings, workspace.entropy)
+        self._packs = PackStore(workspace, ports.store, self._health)
+        self._metadata = Metadata(workspace, self._packs)
+        self._maps = BlockMaps(workspace, self._metadata)
         self._fetches = trio.CapacityLimiter(workspace.settings.hydrate_parallel_max)
-        self.manifest: Manifest = head.manifest
+        self._head = head
+        self._pin: Pin | None = None
+        self.manifest = head.manifest
+        self.server_time_s = 0.0
+        """The store's clock when the head was found."""
 
     @property
     def unpinned(self) -> str:
         """Why the state is not pinned; empty when it is."""
-        return self._pin.refused
+        return self._pin.refused if self._pin is not None else ""
+
+    async def load(self, now_s: float, wish: StateWish, nursery: trio.Nursery) -> None:
+        """Find the state, pin it for as long as *nursery* runs, and load its names."""
+        self.server_time_s = now_s
+        found = await find_state(self._store, self._metadata, self._health, self._head, now_s, wish)
+        self.manifest = found.manifest
+        self._pin = Pin(self._store, self._ws.entropy, found.manifest.number)
+        nursery.start_soon(self._pin.keep)
+        with _one_error():
+            state = await load_state(self._ws, self._store, self._metadata, self._health, found)
+        self._maps.use_base(state.base)
+
+    async def close(self) -> None:
+        """Take the pin away."""
+        if self._pin is not None:
+            await self._pin.remove()
+
+    async def snapshots(self) -> dict[bytes, ManifestNumber]:
+        """Read the snapshot names of the head."""
+        return await snapshot_names(self._store, self._metadata, self._health, self._head)
 
     @contextmanager
     def view(self) -> Iterator[KVRead]:
@@ -146,7 +171,7 @@ class Reader:
 
     @asynccontextmanager
     async def content(self, node: Node) -> AsyncIterator[AsyncIterator[Piece]]:
-        """Fetch a file, several runs of blocks at once and as many in memory at most; pieces come in order, holes do not.
+        """Fetch a file, several runs of blocks at once and no more in memory; pieces come in order, holes do not come.
 
         Raises Corrupt, NotFound (this state is no longer kept) or Unavailable, from here or from the iteration.
         """
@@ -155,9 +180,11 @@ class Reader:
         begun: list[_Fetch] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._feed, node.ino, send, begun, nursery)
+            pieces = self._pieces(receive, begun, node.record.size)
             try:
-                yield self._pieces(receive, begun, node.record.size)
+                yield pieces
             finally:
+                await pieces.aclose()
                 nursery.cancel_scope.cancel()
                 for fetch in begun:
                     self._fetches.release_on_behalf_of(fetch)
@@ -178,17 +205,15 @@ class Reader:
         """Group blocks whose frames are neighbours in a pack."""
         longest = self._ws.settings.hydrate_run_blocks
         with self._ws.kv.read() as view:
-            rows = [(key_block(key), BlockState.decode(value)) for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)) if value]
+            found = [(key_block(key), value) for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)) if value]
         run: list[tuple[BlockIndex, FrameRef]] = []
-        for block, state in rows:
-            assert state.frame is not None, "a published block has a frame"
-            if run:
-                last = run[-1][1]
-                follows = last.pack == state.frame.pack and last.offset + last.stored_bytes == state.frame.offset
-                if not follows or len(run) == longest:
-                    yield run
-                    run = []
-            run.append((block, state.frame))
+        for block, value in found:
+            frame = BlockState.decode(value).frame
+            assert frame is not None, "a published block has a frame"
+            if run and (len(run) == longest or not _follows(run[-1][1], frame)):
+                yield run
+                run = []
+            run.append((block, frame))
         if run:
             yield run
 
@@ -204,13 +229,25 @@ class Reader:
                     await self._health.failed(error)
                     continue
                 fetch.found = error
+            except NotFound as error:
+                fetch.found = await self._missing(error)
             except SpotwarpError as error:
                 fetch.found = error
             fetch.done.set()
 
+    async def _missing(self, error: NotFound) -> SpotwarpError:
+        """A pack that is gone is damage only under the head; older states are collected one day."""
+        try:
+            found = await find_head(self._store)
+        except SpotwarpError as unknown:
+            return unknown
+        if found is not None and found[0].manifest.number > self.manifest.number:
+            return NotFound(f"manifest {self.manifest.number} is no longer kept whole: {error}")
+        return Corrupt(f"manifest {self.manifest.number} needs a pack that is missing: {error}")
+
     async def _pieces(
         self, receive: trio.MemoryReceiveChannel[_Fetch], begun: list[_Fetch], size: int
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         async for fetch in receive:
             await fetch.done.wait()
             if isinstance(fetch.found, SpotwarpError):
@@ -227,50 +264,38 @@ async def open_state(ports: ReadPorts, wish: StateWish) -> AsyncIterator[Reader]
     """Load the state that *wish* means, pinned while the body runs; raises NotFound, Corrupt or what the store says."""
     with _one_error():
         async with trio.open_nursery() as nursery:
-            reader, pin = await _start(ports, wish, nursery)
+            reader = await _load_settled(ports, wish, nursery)
             try:
                 yield reader
             finally:
                 nursery.cancel_scope.cancel()
-                await pin.remove()
+                await reader.close()
 
 
-async def _start(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery) -> tuple[Reader, Pin]:
+async def _load_settled(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery) -> Reader:
     """Load, and start over while the head moves under the load."""
-    for attempt in range(1, STARTS_MAX + 1):
+    attempt = 0
+    while True:
+        attempt += 1
         found = await find_head(ports.store)
         if found is None:
             raise NotFound(f"{ports.store.url} has no published state yet")
-        head, now_s = found
-        workspace = ports.new_workspace()
-        health = StoreHealth(workspace.settings, workspace.entropy)
-        packs = PackStore(workspace, ports.store, health)
-        metadata = Metadata(workspace, packs)
-        pin: Pin | None = None
+        reader = Reader(ports, found[0])
         try:
-            with _one_error():
-                target = await find_state(ports.store, metadata, health, head, now_s, wish)
-                pin = Pin(ports.store, workspace.entropy, target.manifest.number)
-                nursery.start_soon(pin.keep)
-                state = await load_state(workspace, ports.store, metadata, health, target)
+            await reader.load(found[1], wish, nursery)
+            return reader
         except Corrupt as error:
-            if pin is not None:
-                await pin.remove()
-            moved = await find_head(ports.store)
-            if attempt == STARTS_MAX or moved is None or moved[0] == head:
-                raise _explained(error, pin is not None and target.manifest.number < head.manifest.number, wish) from error
-            continue
-        maps = BlockMaps(workspace, metadata)
-        maps.use_base(state.base)
-        return Reader(workspace, packs, maps, health, target, pin), pin
-    raise AssertionError("the last attempt returns or raises")
+            await reader.close()
+            if attempt < STARTS_MAX and await _has_moved(ports.store, found[0]):
+                continue
+            if reader.manifest.number < found[0].manifest.number and isinstance(error.__cause__, NotFound):
+                raise NotFound(f"manifest {reader.manifest.number} is no longer kept whole: {error}") from error
+            raise
 
 
-def _explained(error: Corrupt, is_older: bool, wish: StateWish) -> SpotwarpError:
-    """A pack that is gone is damage only where collection had to keep it."""
-    if is_older and isinstance(error.__cause__, NotFound):
-        return NotFound(f"the state of {wish} is no longer kept: {error}")
-    return error
+async def _has_moved(store: ObjectStore, head: Head) -> bool:
+    found = await find_head(store)
+    return found is not None and found[0] != head
 
 
 @contextmanager
@@ -297,3 +322,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
             leaves.append(error)
     ours = [leaf for leaf in leaves if isinstance(leaf, SpotwarpError)]
     return ours[0] if ours else leaves[0] if len(leaves) == 1 else None
+
+
+def _follows(before: FrameRef, after: FrameRef) -> bool:
+    return before.pack == after.pack and before.offset + before.stored_bytes == after.offset

@@ -164,8 +164,9 @@ async def _at_time(store: ObjectStore, head: Head, time_s: float) -> Head:
         return head
     first = await store.head(manifest_key(ManifestNumber(1)))
     if time_s < first.modified_s:
-        raise NotFound(f"no state is that old: the first was published {first.modified_s - time_s:.0f} s after that time")
-    low, found, high = 1, None, head.manifest.number
+        raise NotFound(f"no state is that old: the first was published {first.modified_s - time_s:.0f} s later")
+    low, high = 1, int(head.manifest.number)
+    found: Head | None = None
     while high - low > 1:
         middle = (low + high) // 2
         candidate, _ = await read_manifest(store, ManifestNumber(middle))
