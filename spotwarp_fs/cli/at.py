@@ -18,7 +18,7 @@ from spotwarp_fs.engine.states import Ago, AtTime, Latest, Named, Numbered, Quie
 
 SNAPSHOT_NAME_BYTES_MAX: Final = 200
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d.*)?", re.ASCII)
-_RULES: Final = {"latest": Latest(), "quiescent": Quiescent()}
+_RULES: Final[dict[str, StateWish]] = {"latest": Latest(), "quiescent": Quiescent()}
 _SNAPSHOT: Final = re.compile(r"[^\s/:\x00-\x1f\x7f][^/:\x00-\x1f\x7f]*")
 
 

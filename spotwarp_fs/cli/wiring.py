@@ -155,25 +155,33 @@ def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> U
 
 
 def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:
-    """Give the workspaces of the store by name."""
-    raise _unwired("ls")
+    """Give the workspaces of the store by name; one that cannot be read is a warning."""
+    from spotwarp_fs.cli import wiring_read
+
+    return wiring_read.list_workspaces(loaded)
 
 
 def list_files(loaded: LoadedSettings, where: Location, *, at: str | None, recursive: bool) -> Iterator[ListedFile]:
     """Give the file at *where*, or what a directory holds, by name; raises NotFound."""
-    raise _unwired("ls")
+    from spotwarp_fs.cli import wiring_read
+
+    return wiring_read.list_files(loaded, where, at=at, recursive=recursive)
 
 
 def read_file(loaded: LoadedSettings, where: Location, *, at: str | None, sink: BinaryIO) -> int:
     """Write a file's bytes to *sink* and return their number; raises NotFound, Corrupt."""
-    raise _unwired("cat")
+    from spotwarp_fs.cli import wiring_read
+
+    return wiring_read.read_file(loaded, where, at=at, sink=sink)
 
 
 def copy_out(
     loaded: LoadedSettings, where: Location, target: Path, *, at: str | None, recursive: bool, on_progress: Progress
 ) -> CopyReport:
     """Copy a file or tree out of a workspace, with modes, times, links and holes."""
-    raise _unwired("cp")
+    from spotwarp_fs.cli import wiring_copy
+
+    return wiring_copy.copy_out(loaded, where, target, at=at, recursive=recursive, on_progress=on_progress)
 
 
 def push(

@@ -1,0 +1,183 @@
+"""Lay a state's tree out on this machine: bytes, holes, modes, times, links, xattrs, owners where allowed.
+
+Invariant: a file appears under its name only when it is complete; directories get their mode and times last, because
+what is put into them would change both. What this machine cannot keep is noted, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import trio
+
+from spotwarp_fs.cli.reading import at_path
+from spotwarp_fs.core.errors import SpotwarpError, UserError
+from spotwarp_fs.core.records import InodeRecord
+from spotwarp_fs.core.requests import Node
+from spotwarp_fs.core.types import Inode
+from spotwarp_fs.engine.reader import Reader
+
+FILES_AT_ONCE: Final = 16
+PRIVILEGED_BITS: Final = stat.S_ISUID | stat.S_ISGID
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+class Copier:
+    """Copies out of one loaded state."""
+
+    def __init__(self, reader: Reader, workspace: str, on_progress: Progress) -> None:
+        self._reader = reader
+        self._workspace = workspace
+        self._on_progress = on_progress
+        self._as_root = os.geteuid() == 0
+        self._first_name: dict[Inode, bytes] = {}
+        self.files = 0
+        self.bytes_copied = 0
+        self.total_bytes = 0
+        self.left_out: Counter[str] = Counter()
+        """What could not be kept, and how often."""
+
+    async def copy_tree(self, top: Node, target: bytes, path: bytes) -> None:
+        """Copy *top*, which is at *path* in the workspace, and everything below it to *target*."""
+        nodes = self._reader.subtree(top.ino)
+        self.total_bytes = sum(node.record.size for _, node in nodes if stat.S_ISREG(node.record.mode))
+        directories: list[tuple[bytes, Node]] = []
+        later: list[tuple[bytes, bytes]] = []
+        async with trio.open_nursery() as nursery:
+            slots = trio.CapacityLimiter(FILES_AT_ONCE)
+            for name, node in nodes:
+                place = os.path.join(target, name) if name else target
+                if stat.S_ISDIR(node.record.mode):
+                    self._make_directory(place)
+                    directories.append((place, node))
+                    continue
+                first = self._first_name.setdefault(node.ino, place)
+                if first != place:
+                    later.append((first, place))
+                    continue
+                token = object()
+                await slots.acquire_on_behalf_of(token)
+                nursery.start_soon(self._copy_in_slot, node, place, join(path, name), slots, token)
+        for first, place in later:
+            await trio.to_thread.run_sync(_hard_link, first, place)
+        for place, node in reversed(directories):
+            await trio.to_thread.run_sync(self._finish, place, node.record, self._reader.xattrs(node.ino))
+
+    async def copy_one(self, node: Node, target: bytes, path: bytes) -> None:
+        """Copy anything but a directory."""
+        self.total_bytes = node.record.size
+        await self._copy(node, target, path)
+
+    async def _copy_in_slot(
+        self, node: Node, target: bytes, path: bytes, slots: trio.CapacityLimiter, token: object
+    ) -> None:
+        try:
+            await self._copy(node, target, path)
+        finally:
+            slots.release_on_behalf_of(token)
+
+    async def _copy(self, node: Node, target: bytes, path: bytes) -> None:
+        draft = os.path.join(os.path.dirname(target), b".spotwarp-%s.part" % os.urandom(8).hex().encode())
+        try:
+            if stat.S_ISREG(node.record.mode):
+                await self._fill(node, draft, path)
+                self.files += 1
+            elif not await trio.to_thread.run_sync(self._make_special, node.record, draft):
+                return
+            await trio.to_thread.run_sync(self._finish, draft, node.record, self._reader.xattrs(node.ino))
+            await trio.to_thread.run_sync(os.replace, draft, target)
+        except SpotwarpError as error:
+            raise at_path(error, self._workspace, path) from error
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+
+    async def _fill(self, node: Node, draft: bytes, path: bytes) -> None:
+        """Write a file's bytes; what no piece covers stays a hole."""
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            async with self._reader.content(node) as pieces:
+                async for piece in pieces:
+                    await trio.to_thread.run_sync(_write_all, fd, piece.data, piece.offset)
+                    self.bytes_copied += len(piece.data)
+                    self._report()
+            os.truncate(fd, node.record.size)
+        finally:
+            os.close(fd)
+
+    def _report(self) -> None:
+        self._on_progress({"done_bytes": self.bytes_copied, "total_bytes": self.total_bytes})
+
+    def _make_directory(self, place: bytes) -> None:
+        try:
+            os.mkdir(place, 0o700)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(place).st_mode):
+                raise UserError(f"{os.fsdecode(place)} exists and is not a directory; remove it first") from None
+
+    def _make_special(self, record: InodeRecord, draft: bytes) -> bool:
+        """Make a symlink, fifo, socket or device; False if this user may not."""
+        if stat.S_ISLNK(record.mode):
+            os.symlink(record.target, draft)
+            return True
+        is_device = stat.S_ISCHR(record.mode) or stat.S_ISBLK(record.mode)
+        if is_device and not self._as_root:
+            self.left_out["devices, which only root can make"] += 1
+            return False
+        try:
+            os.mknod(draft, stat.S_IFMT(record.mode) | 0o600, record.rdev)
+        except OSError as error:
+            self.left_out[f"fifos, sockets or devices ({error.strerror})"] += 1
+            return False
+        return True
+
+    def _finish(self, place: bytes, record: InodeRecord, xattrs: list[tuple[bytes, bytes]]) -> None:
+        """Set owner, xattrs, mode and times, in the order in which none undoes another."""
+        is_link = stat.S_ISLNK(record.mode)
+        mode = stat.S_IMODE(record.mode)
+        if self._as_root:
+            os.chown(place, record.uid, record.gid, follow_symlinks=False)
+        else:
+            mode &= ~PRIVILEGED_BITS
+        self._set_xattrs(place, xattrs)
+        if not is_link:
+            os.chmod(place, mode)
+        try:
+            os.utime(place, ns=(record.atime_ns, record.mtime_ns), follow_symlinks=False)
+        except (OSError, OverflowError, NotImplementedError) as error:
+            self.left_out[f"times ({error})"] += 1
+
+    def _set_xattrs(self, place: bytes, xattrs: list[tuple[bytes, bytes]]) -> None:
+        for name, value in xattrs:
+            try:
+                os.setxattr(place, name, value, follow_symlinks=False)
+            except (OSError, AttributeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "this system has none here"
+                self.left_out[f"extended attributes ({reason})"] += 1
+
+
+def join(directory: bytes, name: bytes) -> bytes:
+    """Join two relative paths, either of which may be empty."""
+    return directory + b"/" + name if directory and name else directory or name
+
+
+def _hard_link(first: bytes, place: bytes) -> None:
+    draft = os.path.join(os.path.dirname(place), b".spotwarp-%s.part" % os.urandom(8).hex().encode())
+    os.link(first, draft, follow_symlinks=False)
+    os.replace(draft, place)
+    # Two names of one inode: rename(2) does nothing then, and the draft would stay.
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
