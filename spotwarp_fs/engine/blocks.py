@@ -146,6 +146,7 @@ class Blocks:
         first = BlockIndex(-(-size // BLOCK_BYTES))
         if size < record.size:
             self._keep_rest_for_cut(ino, size)
+            ws.generations.raise_for(ino, BlockIndex(size // BLOCK_BYTES))
             ws.generations.raise_for_all(ino, BlockIndex(size // BLOCK_BYTES))
         else:
             ws.data.truncate(ino, record.size)
@@ -155,6 +156,9 @@ class Blocks:
                 self._mark_cut_block(recorder, ino, size)
             record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), record.encode())
+        if size == 0 and ws.cut is not None and ws.cut.needs(ino):
+            # After the commit: a start deletes spools, so until then the only copy stays where the map says it is.
+            ws.cut.set_aside(ino)
         ws.data.truncate(ino, size)
         ws.use.note(ino)
         return record
@@ -206,12 +210,9 @@ class Blocks:
             cut.keep(ino, block)
 
     def _keep_rest_for_cut(self, ino: Inode, size: int) -> None:
-        """Keep the frozen blocks that a truncation changes: a whole file moves aside, few blocks are copied."""
+        """Copy the frozen blocks that a truncation changes, if they are few; to zero, the whole file moves aside later."""
         cut = self._ws.cut
-        if cut is None or not cut.needs(ino):
-            return
-        if size == 0:
-            cut.set_aside(ino)
+        if cut is None or size == 0 or not cut.needs(ino):
             return
         frozen = [block for block in cut.protected(ino) if block >= size // BLOCK_BYTES]
         if len(frozen) > SPOOL_BLOCKS_PER_STEP_MAX:

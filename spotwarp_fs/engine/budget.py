@@ -125,9 +125,18 @@ class Budget:
                 for key, value in view.scan(*ino_range(BLOCK_TABLE, ino))
                 if value and value[0] & 1 and not BlockState.decode(value).dirty
             ]
-        ready = [block for block in found if (ino, block) not in self._ws.busy and self.may_evict(ino, block)]
+        ready = [block for block in found if self._free_to_go(ino, block)]
         for at in range(0, len(ready), BLOCKS_PER_STEP_MAX):
             yield ready[at : at + BLOCKS_PER_STEP_MAX]
+
+    def _free_to_go(self, ino: Inode, block: BlockIndex) -> bool:
+        """Nobody is reading the bytes, or will.
+
+        A block that was dirty at the cut may get a frame early, while the cut has yet to read the same bytes.
+        """
+        cut = self._ws.cut
+        frozen = cut is not None and cut.protects(ino, block)
+        return not frozen and (ino, block) not in self._ws.busy and self.may_evict(ino, block)
 
     def _drop(self, ino: Inode, blocks: list[BlockIndex]) -> None:
         """Commit "absent", then punch. One step: no write can come between."""

@@ -20,6 +20,7 @@ from spotwarp_fs.core.records import (
     InodeRecord,
     NodeTable,
     changelog_key,
+    ino_range,
     inode_key,
     key_block,
     key_ino,
@@ -47,6 +48,8 @@ def export(cut: Cut) -> ChangeSet:
         elif table == INODE_TABLE:
             drops[key_ino(key)] = BlockIndex(0)
             changes[key] = None
+            # Also those that an earlier manifest has: only reaping deletes them here, and the node may not live to it.
+            changes.update((xattr, None) for xattr, _ in view.scan(*ino_range(XATTR_TABLE, key_ino(key))))
         elif table == XATTR_TABLE:
             changes[key] = None
     return ChangeSet.of(drops, changes)

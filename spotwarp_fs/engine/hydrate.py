@@ -133,6 +133,9 @@ class Hydrator:
             state = block_state(view, ino, block)
         if state is None or state.local or state.frame != frame or ws.generations.of(ino, block) != generation:
             return
+        if len(raw) < BLOCK_BYTES:
+            # A full overwrite that a kill cut short may have left bytes behind the frame's valid length (H3, H5).
+            ws.data.clear(ino, block * BLOCK_BYTES + len(raw), BLOCK_BYTES - len(raw))
         ws.data.pwrite(ino, block * BLOCK_BYTES, raw)
         with ws.kv.write() as txn:
             txn.put(block_key(ino, block), state.with_local_bytes().encode())

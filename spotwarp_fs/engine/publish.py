@@ -130,7 +130,13 @@ class Publisher:
             except NotFound as error:
                 raise Unavailable(f"manifest {number}: not created yet") from error
             self.note_server_time(found.server_time_s)
-            return None if found.body == body else decode(found.body)
+            if found.body == body:
+                return None
+            try:
+                return decode(found.body)
+            except Corrupt as error:
+                # Most likely damaged on its way. Until it is read, ours may be what stands there: the same body again.
+                raise Unavailable(f"manifest {number} cannot be read back: {error}") from error
 
     async def write_hint(self) -> None:
         """Leave the head's number where the next start begins to look."""
