@@ -188,7 +188,8 @@ class MountSettings(Section):
         default="noatime", description="Whether reading a file notes the time."
     )
     allow_other: bool = Field(
-        default=False, description="Let other users in; needs user_allow_other in /etc/fuse.conf unless root mounts."
+        default=True,
+        description="Let other users in, where that is permitted: for root, or with user_allow_other in /etc/fuse.conf.",
     )
 
 
