@@ -96,6 +96,8 @@ def _names() -> list[st.SearchStrategy[Call]]:
         st.builds(Rename, _anything, targets, st.just(0)),
         st.builds(Rename, sources, targets, st.sampled_from((1, 2, 2, 3, 8))),
         st.builds(Rename, _anything, _anything, st.sampled_from((0, 2))),
+        st.builds(Rename, _existing("d"), _existing("d"), st.just(0)),
+        st.builds(Rename, _existing("d"), _existing("d"), st.just(0)),
     ]
 
 
@@ -110,6 +112,8 @@ def _attributes(*, privileged: bool) -> list[st.SearchStrategy[Call]]:
         modes += (0o4755, 0o2755, 0o2644, 0o1777)
         ids = st.sampled_from((0, 1234, 65_534))
         choices.append(st.builds(Chown, _anything, ids, ids))
+        choices.append(st.builds(Chown, _existing("d"), st.just(0), st.just(1234)))
+        choices.append(st.builds(Chmod, _existing("d"), st.just(0o2775)))
         device = st.just(stat.S_IFCHR | 0o600)
         choices.append(st.builds(Mknod, _places, device, st.sampled_from(((1 << 8) | 3, (1 << 8) | 5))))
     choices.append(st.builds(Chmod, st.one_of(_existing("d"), _existing("fdo")), st.sampled_from(modes)))
