@@ -99,7 +99,7 @@ class Node:
         )  # fmt: skip
         status = self.status()
         self.pids = [status["supervisor_pid"], status["daemon_pid"]]
-        return printed.strip()
+        return " · ".join(printed.split("\n")).strip(" ·")
 
     def status(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.spotwarp("status", str(self.mountpoint), "--json").splitlines()[-1])
