@@ -1,8 +1,9 @@
 """Block maps load at first open (P-07): until then they lie in the base's sections.
 
 Invariant: a record that the node has wins over one of the base; an empty value is a hole over the base; a cutoff row
-says from which block on the base no longer counts. Once loaded, an inode's map is whole and the base is not asked
-again.
+says from which block on the base no longer counts. Once loaded, an inode's map is whole, a row says so, and no base is
+asked again, also not a newer one: it may hold blocks that were dropped here since. An inode is loaded before it is
+changed, or made here.
 """
 
 from __future__ import annotations
@@ -24,11 +25,9 @@ from spotwarp_fs.core.records import (
 )
 from spotwarp_fs.core.sections import Root, Section, SectionKind
 from spotwarp_fs.core.types import BlockIndex, Inode
+from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.workspace import Workspace
-
-LOADED = b""
-"""Value of table U once an inode's map is whole; a cutoff (4 bytes) before that; no row: untouched in the base."""
 
 
 class BlockMaps:
@@ -37,24 +36,21 @@ class BlockMaps:
     def __init__(self, workspace: Workspace, metadata: Metadata) -> None:
         self._ws = workspace
         self._metadata = metadata
-        self._sections: list[Section] = []
-        self._first: bytes = b""
-        self._last: bytes = b""
+        self._base: FrameRef | None = None
+        self._sections: list[Section] | None = []
         self._loading: dict[Inode, trio.Event] = {}
         self._loaded: set[Inode] = set()
 
-    def use_base(self, root: Root | None) -> None:
-        """From now on unloaded maps lie in *root* (a newer base holds what the older one did, and later changes)."""
-        self._sections = [s for s in root.sections if s.kind is SectionKind.BLOCKS] if root is not None else []
-        self._first = self._sections[0].first_key if self._sections else b""
-        self._last = self._sections[-1].last_key if self._sections else b""
+    def use_base(self, base: FrameRef | None, root: Root | None) -> None:
+        """From now on unloaded maps lie in *base* (a newer one holds what the older one did, and later changes).
 
-    def _in_base(self, ino: Inode) -> bool:
-        start, stop = ino_range(BLOCK_TABLE, ino)
-        return bool(self._sections) and start <= self._last and stop > self._first
+        Without its *root*, because the store did not answer yet, whoever needs it waits for it.
+        """
+        self._base = base
+        self._sections = None if base is not None and root is None else _block_sections(root)
 
     def _needs_loading(self, ino: Inode) -> bool:
-        if not self._in_base(ino) or ino in self._loaded:
+        if ino in self._loaded:
             return False
         with self._ws.kv.read() as view:
             if view.get(ino_key(NodeTable.UNLOADED, ino)) == LOADED:
@@ -62,24 +58,13 @@ class BlockMaps:
                 return False
         return True
 
-    def is_new(self, ino: Inode) -> None:
-        """This inode was made here: the base knows nothing of it."""
-        if self._in_base(ino):
-            self._set_loaded(ino)
-
-    def drop(self, ino: Inode) -> None:
-        """Every block of this inode is about to be dropped: what the base says no longer counts."""
-        if self._needs_loading(ino):
-            self._set_loaded(ino)
+    def is_whole(self, ino: Inode) -> None:
+        """The row that says so was just written: the inode was made here, or lost all its blocks."""
+        self._loaded.add(ino)
 
     def forget(self, ino: Inode) -> None:
         """The inode is gone."""
         self._loaded.discard(ino)
-
-    def _set_loaded(self, ino: Inode) -> None:
-        with self._ws.kv.write() as txn:
-            txn.put(ino_key(NodeTable.UNLOADED, ino), LOADED)
-        self._loaded.add(ino)
 
     async def load(self, ino: Inode) -> None:
         """Return when the inode's block map is whole. Waits for the store; never with anything held."""
@@ -98,6 +83,9 @@ class BlockMaps:
     async def _load(self, ino: Inode) -> None:
         start, stop = ino_range(BLOCK_TABLE, ino)
         records: list[tuple[bytes, bytes]] = []
+        if self._sections is None:
+            assert self._base is not None
+            self._sections = _block_sections(await self._metadata.root(self._base))
         for section in self._sections:
             if section.last_key >= start and section.first_key < stop:
                 puts = await self._metadata.section_puts(section)
@@ -106,6 +94,10 @@ class BlockMaps:
             with self._ws.kv.write() as txn:
                 install(txn, ino, records)
             self._loaded.add(ino)
+
+
+def _block_sections(root: Root | None) -> list[Section]:
+    return [s for s in root.sections if s.kind is SectionKind.BLOCKS] if root is not None else []
 
 
 def install(txn: KVWrite, ino: Inode, records: list[tuple[bytes, bytes]]) -> None:

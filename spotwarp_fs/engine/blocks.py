@@ -32,6 +32,8 @@ from spotwarp_fs.core.types import BLOCK_BYTES, FILE_BYTES_MAX, BlockIndex, Inod
 from spotwarp_fs.engine.workspace import Workspace, block_state, read_inode
 
 EFBIG = 27
+LOADED = b""
+"""Value of table U once an inode's map is whole; a cutoff (4 bytes) before that; no row: what the base says."""
 SPOOL_BLOCKS_PER_STEP_MAX = 64
 """A truncation that would copy more frozen blocks than this abandons the cut instead of stalling the loop."""
 
@@ -152,8 +154,12 @@ class Blocks:
             ws.data.truncate(ino, record.size)
         with ws.change() as recorder:
             if size < record.size:
-                record = replace(record, allocated=record.allocated - self._drop(recorder, ino, first))
+                dropped = self._drop(recorder, ino, first)
+                record = replace(record, allocated=record.allocated - dropped if size else 0)
                 self._mark_cut_block(recorder, ino, size)
+            if size == 0:
+                # In the same transaction: what the base says of this inode no longer counts.
+                recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
             record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), record.encode())
         if size == 0 and ws.cut is not None and ws.cut.needs(ino):
@@ -210,7 +216,7 @@ class Blocks:
             cut.keep(ino, block)
 
     def _keep_rest_for_cut(self, ino: Inode, size: int) -> None:
-        """Copy the frozen blocks that a truncation changes, if they are few; to zero, the whole file moves aside later."""
+        """Copy the frozen blocks that a truncation changes, if they are few (to zero, the file moves aside later)."""
         cut = self._ws.cut
         if cut is None or size == 0 or not cut.needs(ino):
             return

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import trio
 
 from spotwarp_fs.core import layout
+from spotwarp_fs.core.changes import SEQ_KEY
 from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import (
     Conflict,
+    Corrupt,
     Denied,
     ExitCode,
     Fenced,
@@ -30,10 +32,10 @@ from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.namespace import make_root
 from spotwarp_fs.core.ports import Lane, ObjectStore, Work
-from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, table_range
+from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, encode_u64, inode_key, table_range
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter, Root
-from spotwarp_fs.core.types import ManifestNumber, WriterEpoch
+from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import Beat, read_beat
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, apply_state, load_state, remember_head
@@ -60,7 +62,10 @@ class Claimed:
     """What a claim won."""
 
     publisher: Publisher
-    base: Root | None
+    base: FrameRef | None
+    """Where block maps lie that are not loaded."""
+    root: Root | None
+    """The base's root; None when there is no base, or the store did not answer in time."""
     created: bool
     resumed_from: Manifest | None
     """The head that was found; None for a new workspace."""
@@ -95,6 +100,7 @@ class Claim:
         self.packs = PackStore(workspace, store, self.health)
         self.metadata = Metadata(workspace, self.packs)
         self.session = workspace.entropy.token_bytes(SESSION_BYTES).hex()
+        self._server_time_s = self._server_time_at_s = 0.0
 
     @property
     def sessions(self) -> frozenset[str]:
@@ -105,12 +111,15 @@ class Claim:
         """Claim and load. Raises Fenced (lost), ForeignHead (stale cache), UserError (live writer)."""
         with self._ws.kv.read() as view:
             body = view.get(HEAD_KEY)
+            raw = view.get(SESSIONS_KEY) or b""
+        self._known_sessions |= {raw[at : at + SESSION_BYTES].hex() for at in range(0, len(raw), SESSION_BYTES)}
         if body is not None:
             return await self._restart(Head(decode(body), digest_of(body)))
         found = await find_head(self._store)
         if found is None:
             return await self._create()
         head, server_time_s = found
+        self._note_server_time(server_time_s)
         await self._be_polite(head)
         return await self._take_over(head, server_time_s)
 
@@ -126,8 +135,11 @@ class Claim:
         """Publish manifest 1 with an empty root."""
         ws = self._ws
         ws.load_counters()
-        with ws.change() as recorder:
-            make_root(recorder, self._actor, ws.wall.now_ns())
+        with ws.kv.read() as view:
+            cut_short = view.get(inode_key(ROOT_INODE)) is not None
+        if not cut_short:
+            with ws.change() as recorder:
+                make_root(recorder, self._actor, ws.wall.now_ns())
         with ws.kv.read() as view:
             start, stop = table_range(INODE_TABLE)
             change_set = ChangeSet((), tuple(view.scan(start, stop)))
@@ -146,20 +158,19 @@ class Claim:
             changes_bytes=written.stored_bytes,
             directories=1,
         )
-        head = await self._first(manifest)
+        found = await self._try(manifest)
+        if found is not None and found.session in self._known_sessions:
+            # What an earlier start of this cache had sent arrived late.
+            return await self._take_over(Head(found, digest_of(encode(found))), self._server_now_s())
+        if found is not None:
+            raise Fenced(f"another node created this workspace at the same moment (session {found.session})")
+        head = Head(manifest, digest_of(encode(manifest)))
         with ws.kv.write() as txn:
             remember_head(txn, head)
             for row, _ in [*txn.scan(*table_range(NodeTable.CHANGELOG)), *txn.scan(*table_range(NodeTable.CHANGES))]:
                 txn.delete(row)
         ws.oldest_unpublished_s = None
-        return Claimed(self._publisher(head), None, True, None)
-
-    async def _first(self, manifest: Manifest) -> Head:
-        """Create manifest 1; losing that race means that somebody else has just made the workspace."""
-        found = await self._try(manifest)
-        if found is not None:
-            raise Fenced(f"another node created this workspace at the same moment (session {found.session})")
-        return Head(manifest, digest_of(encode(manifest)))
+        return Claimed(self._publisher(head), None, None, True, None)
 
     async def _take_over(self, head: Head, server_time_s: float) -> Claimed:
         """Load *head* on an empty cache, then raise the writer epoch after it."""
@@ -173,14 +184,15 @@ class Claim:
             if found is None:
                 break
             head = await self._follow(head, found, expected)
+            epoch = WriterEpoch(max(epoch, found.writer_epoch + 1))
         won = Head(manifest, digest_of(encode(manifest)))
         with self._ws.kv.write() as txn:
             remember_head(txn, won)
-        return Claimed(self._publisher(won), state.base, False, head.manifest)
+        return Claimed(self._publisher(won), state.head.manifest.base, state.base, False, head.manifest)
 
     async def _follow(self, head: Head, found: Manifest, expected: WriterEpoch) -> Head:
         """The old writer published once more: apply it and try the next number; a higher epoch has won (C17)."""
-        if found.writer_epoch > expected:
+        if found.writer_epoch > expected and found.session not in self._known_sessions:
             raise Fenced(
                 f"session {found.session} took the workspace over first (manifest {found.number}, writer epoch "
                 f"{found.writer_epoch}; this start expected {expected})"
@@ -190,6 +202,7 @@ class Claim:
         following = Head(found, digest_of(encode(found)))
         with self._ws.kv.write() as txn:
             remember_head(txn, following)
+            txn.put(SEQ_KEY, encode_u64(found.change_seq))
         return following
 
     def _successor(
@@ -221,7 +234,8 @@ class Claim:
         key = layout.manifest_key(manifest.number)
         while True:
             try:
-                await self._store.put_if_absent(key, body, lane=Lane.CONTROL)
+                info = await self._store.put_if_absent(key, body, lane=Lane.CONTROL)
+                self._note_server_time(info.server_time_s)
                 self.health.succeeded()
                 return None
             except (PreconditionFailed, Conflict, Unavailable) as error:
@@ -230,68 +244,80 @@ class Claim:
                 except (Unavailable, Denied, NotFound):
                     await self.health.failed(error)
                     continue
-                return None if found.body == body else decode(found.body)
+                self._note_server_time(found.server_time_s)
+                if found.body == body:
+                    return None
+                try:
+                    return decode(found.body)
+                except Corrupt as damaged:  # most likely on its way here
+                    await self.health.failed(damaged)
             except Denied as error:
                 await self.health.failed(error)
 
     async def _restart(self, local: Head) -> Claimed:
         """A trusted cache: serve at once if the store is slow, raise the writer epoch as soon as it answers."""
         with self._ws.kv.read() as view:
-            raw = view.get(SESSIONS_KEY) or b""
             base_row = view.get(BASE_KEY)
-        own = {raw[at : at + SESSION_BYTES].hex() for at in range(0, len(raw), SESSION_BYTES)} | self._known_sessions
-        self._known_sessions = frozenset(own)
-        base: Root | None = None
-        head: Head | None = None
-        with trio.move_on_after(self._ws.settings.restart_store_wait_s):
-            try:
-                if base_row is not None:
-                    base = await self.metadata.root(FrameRef.decode(base_row))
-                head = await self._own_head(local, own)
-            except (Unavailable, Denied) as error:
-                self.health.last_error = str(error)
-        publisher = self._publisher(head or local)
-        claimed = Claimed(publisher, base, False, local.manifest)
+        publisher = self._publisher(local)
+        claimed = Claimed(publisher, FrameRef.decode(base_row) if base_row else None, None, False, local.manifest)
 
         async def raise_epoch() -> None:
-            found = head
-            while found is None:
-                try:
-                    found = await self._own_head(local, own)
-                except ForeignHead as foreign:
-                    raise Fenced(str(foreign)) from foreign
-                except (Unavailable, Denied) as error:
-                    await self.health.failed(error)
-            await self._raise(publisher, found)
+            try:
+                await self._raise(publisher, await self._own_head_patiently(local))
+            except ForeignHead as foreign:
+                raise Fenced(str(foreign)) from foreign
 
-        if head is not None:
-            await self._raise(publisher, head)
-        else:
-            claimed.pending = raise_epoch
+        claimed.pending = raise_epoch
+        with trio.move_on_after(self._ws.settings.restart_store_wait_s):
+            try:
+                head = await self._own_head(local)
+                if claimed.base is not None:
+                    claimed.root = await self.metadata.root(claimed.base)
+                await self._raise(publisher, head)
+                claimed.pending = None
+            except (Unavailable, Denied) as error:
+                self.health.last_error = str(error)
         return claimed
 
-    async def _own_head(self, local: Head, own: set[str]) -> Head:
+    async def _own_head_patiently(self, local: Head) -> Head:
+        while True:
+            try:
+                return await self._own_head(local)
+            except (Unavailable, Denied) as error:
+                await self.health.failed(error)
+
+    async def _own_head(self, local: Head) -> Head:
         """Follow the store from the cache's manifest to the head; every manifest on the way must be our own."""
         head = local
         while True:
             try:
-                following, _ = await read_manifest(self._store, ManifestNumber(head.manifest.number + 1))
+                following, server_time_s = await read_manifest(self._store, ManifestNumber(head.manifest.number + 1))
             except NotFound:
                 return head
-            if following.manifest.session not in own:
+            self._note_server_time(server_time_s)
+            if following.manifest.session not in self._known_sessions:
                 raise ForeignHead(following)
             check_successor(head.manifest, following.manifest, parent_digest=head.digest)
             head = following
 
     async def _raise(self, publisher: Publisher, head: Head) -> None:
-        """Publish the takeover of an own restart; a rival at the number means fenced."""
-        epoch = WriterEpoch(head.manifest.writer_epoch + 1)
-        await self._note_session(epoch)
-        manifest = self._successor(head, epoch, publisher.server_now_s(), head.manifest.in_flight)
-        found = await self._try(manifest)
-        if found is not None:
-            raise Fenced(f"session {found.session} took the workspace over (manifest {found.number})")
+        """Publish the takeover of an own restart; a rival at the number means fenced.
+
+        What an earlier start of this cache had sent, or an earlier try of this one, may arrive late: it is followed.
+        """
+        while True:
+            epoch = WriterEpoch(head.manifest.writer_epoch + 1)
+            await self._note_session(epoch)
+            manifest = self._successor(head, epoch, self._server_now_s(), head.manifest.in_flight)
+            found = await self._try(manifest)
+            if found is None:
+                break
+            if found.session not in self._known_sessions:
+                raise Fenced(f"session {found.session} took the workspace over (manifest {found.number})")
+            check_successor(head.manifest, found, parent_digest=head.digest)
+            head = Head(found, digest_of(encode(found)))
         publisher.head = Head(manifest, digest_of(encode(manifest)))
+        publisher.note_server_time(self._server_now_s())
         with self._ws.kv.write() as txn:
             remember_head(txn, publisher.head)
 
@@ -304,7 +330,16 @@ class Claim:
         self._known_sessions |= {self.session}
 
     def _publisher(self, head: Head) -> Publisher:
-        return Publisher(self._store, head, self.health)
+        publisher = Publisher(self._store, head, self.health)
+        publisher.note_server_time(self._server_now_s())
+        return publisher
+
+    def _note_server_time(self, server_time_s: float) -> None:
+        self._server_time_s, self._server_time_at_s = server_time_s, trio.current_time()
+
+    def _server_now_s(self) -> float:
+        """The store's clock now; 0 while it has not answered."""
+        return self._server_time_s + (trio.current_time() - self._server_time_at_s) if self._server_time_s else 0.0
 
     def _writer(self, epoch: WriterEpoch) -> MetadataWriter:
         return MetadataWriter(lambda: pack_id(epoch, self._ws.entropy.token_bytes(8)))

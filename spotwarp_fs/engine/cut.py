@@ -134,7 +134,8 @@ class Cut:
             raise Abandoned(self.abandoned)
 
     def end(self) -> None:
-        """Let go of the snapshot and of everything kept."""
+        """Let go of the snapshot and of everything kept; whoever still reads for it finds it abandoned."""
+        self.abandoned = self.abandoned or "it has ended"
         self.frozen.clear()
         self.snapshot.close()
         self.workspace.data.drop_aside(self.token)

@@ -14,7 +14,7 @@ import trio
 
 from spotwarp_fs.core.changes import dropped_ranges
 from spotwarp_fs.core.changesets import ChangeSet
-from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.errors import Fenced, Refused, Unavailable
 from spotwarp_fs.core.extents import Extent
 from spotwarp_fs.core.journal import Changes, JournalLog, Record, Synced
 from spotwarp_fs.core.ports import KVSnapshot, Work
@@ -70,7 +70,7 @@ class Durability:
         """Return when the file would survive a crash of the machine; raises Refused(EIO) if it would not."""
         self.check_not_failed(ino)
         if self._ws.settings.fsync_remote:
-            await self._publish()
+            await self._published()
             return
         await self._join({ino})
         self.check_not_failed(ino)
@@ -78,9 +78,15 @@ class Durability:
     async def sync_names(self, ino: Inode) -> None:
         """Return when the directory's entries would survive a crash of the machine."""
         if self._ws.settings.fsync_remote:
-            await self._publish()
+            await self._published()
             return
         await self._join(set())
+
+    async def _published(self) -> None:
+        try:
+            await self._publish()
+        except (Fenced, Unavailable) as error:
+            raise Refused(EIO, f"this will not be published from here: {error}") from error
 
     async def _join(self, inodes: set[Inode]) -> None:
         group = self._next

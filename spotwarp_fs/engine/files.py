@@ -114,9 +114,9 @@ class Files:
         self._marks.pop(ino, None)
         self._maps.forget(ino)
 
-    def forget_base(self, ino: Inode) -> None:
-        """A new inode has nothing in the base."""
-        self._maps.is_new(ino)
+    def made(self, ino: Inode) -> None:
+        """The block map of a new inode is whole."""
+        self._maps.is_whole(ino)
 
     async def open(self, ino: Inode, flags: int, actor: Actor) -> Handle:
         """Open; with O_TRUNC this call truncates."""
@@ -217,9 +217,7 @@ class Files:
     async def truncate(self, ino: Inode, size: int) -> None:
         """Set a file's length."""
         ws = self._ws
-        if size == 0:
-            self._maps.drop(ino)
-        else:
+        if size:
             await self._maps.load(ino)
         while True:
             ws.check_writable()
@@ -232,6 +230,8 @@ class Files:
         if self._writers.get(ino):
             self._mark_written(ino)
         self._blocks.truncate(ino, size, ws.wall.now_ns())
+        if size == 0:
+            self._maps.is_whole(ino)
 
     def _mark_written(self, ino: Inode) -> None:
         """Set the in-flight mark, if this is the first write since the last release."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 from spotwarp_fs.core import namespace, paths, xattrs
 from spotwarp_fs.core.attributes import set_attributes
-from spotwarp_fs.core.records import entry_key, inode_key
+from spotwarp_fs.core.records import NodeTable, entry_key, ino_key, inode_key
 from spotwarp_fs.core.rename import rename
 from spotwarp_fs.core.requests import Actor, AttributeChange, DirectoryItem, FilesystemFigures, Handle, Node
 from spotwarp_fs.core.types import Inode
+from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.files import Files
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -59,7 +60,6 @@ class Filesystem:
     async def create(self, parent: Inode, name: bytes, mode: int, flags: int, actor: Actor) -> tuple[Handle, Node]:
         """Make a regular file and open it."""
         node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), actor)
-        self._files.forget_base(node.ino)
         return self._files.opened(node.ino, flags), node
 
     async def mknod(self, parent: Inode, name: bytes, mode: int, rdev: int, actor: Actor) -> Node:
@@ -79,9 +79,13 @@ class Filesystem:
         ws.check_writable()
         ino = ws.new_inode()
         with ws.change() as recorder:
-            return namespace.create(
+            node = namespace.create(
                 recorder, parent, name, mode, actor, ino, ws.wall.now_ns(), rdev=rdev, target=target
             )
+            if stat.S_ISREG(node.record.mode):
+                recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
+        self._files.made(ino)
+        return node
 
     async def link(self, ino: Inode, new_parent: Inode, new_name: bytes) -> Node:
         """Give an inode one more name."""

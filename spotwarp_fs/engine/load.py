@@ -37,6 +37,7 @@ from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.blockmaps import apply_cutoff
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.metadata import FETCH_PARALLEL_MAX, Metadata
+from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.publish import Head, read_manifest
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -61,18 +62,11 @@ class LoadedState:
 
 async def read_chain(store: ObjectStore, head: Head, health: StoreHealth, after: ManifestNumber) -> list[Head]:
     """Read the manifests *after* + 1 … head and check that each names its parent."""
-    numbers = range(after + 1, head.manifest.number)
-    found: dict[int, Head] = {head.manifest.number: head}
-    slots = trio.Semaphore(FETCH_PARALLEL_MAX)
 
-    async def one(number: int) -> None:
-        async with slots:
-            found[number] = await read_patiently(store, ManifestNumber(number), health)
+    async def one(number: int) -> Head:
+        return await read_patiently(store, ManifestNumber(number), health)
 
-    async with trio.open_nursery() as nursery:
-        for number in numbers:
-            nursery.start_soon(one, number)
-    chain = [found[number] for number in sorted(found)]
+    chain = [*await each(one, range(after + 1, head.manifest.number), limit=FETCH_PARALLEL_MAX), head]
     for parent, child in pairwise(chain):
         check_successor(parent.manifest, child.manifest, parent_digest=parent.digest)
     return chain
@@ -91,17 +85,11 @@ async def read_patiently(store: ObjectStore, number: ManifestNumber, health: Sto
 
 async def read_change_sets(metadata: Metadata, chain: list[Head]) -> tuple[ChangeSet, ...]:
     """Read what each manifest of *chain* changed, several at once."""
-    found: dict[int, ChangeSet] = {}
-    slots = trio.Semaphore(FETCH_PARALLEL_MAX)
 
-    async def one(at: int, link: Head) -> None:
-        async with slots:
-            found[at] = await metadata.change_set(link.manifest)
+    async def one(link: Head) -> ChangeSet:
+        return await metadata.change_set(link.manifest)
 
-    async with trio.open_nursery() as nursery:
-        for at, link in enumerate(chain):
-            nursery.start_soon(one, at, link)
-    return tuple(found[at] for at in range(len(chain)))
+    return tuple(await each(one, chain, limit=FETCH_PARALLEL_MAX))
 
 
 async def load_state(
@@ -109,6 +97,7 @@ async def load_state(
 ) -> LoadedState:
     """Fill the empty map with the state of *head*; several requests at once, cost in proportion to names (P-07)."""
     manifest = head.manifest
+    await clear_map(workspace)
     chain = await read_chain(store, head, health, manifest.base_number)
     base = await metadata.root(manifest.base) if manifest.base is not None else None
     if base is not None:
@@ -122,6 +111,19 @@ async def load_state(
         if manifest.base is not None:
             txn.put(BASE_KEY, manifest.base.encode())
     return LoadedState(head, base, ordered)
+
+
+async def clear_map(workspace: Workspace) -> None:
+    """Take away what a load (or the making of the workspace) that was cut short has left: it may be another state's."""
+    while True:
+        with workspace.kv.write() as txn:
+            rows = (key for key, _ in txn.scan(b"") if key[:1] != NodeTable.META)
+            keys = list(islice(rows, RECORDS_PER_STEP))
+            for key in keys:
+                txn.delete(key)
+        if not keys:
+            return
+        await trio.lowlevel.checkpoint()
 
 
 def remember_head(txn: KVWrite, head: Head) -> None:

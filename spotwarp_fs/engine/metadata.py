@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import trio
-
 from spotwarp_fs.core.changesets import ChangeSet, Put, concat, decode_records, puts_of
 from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import Lane, Work
@@ -17,6 +15,7 @@ from spotwarp_fs.core.records import FrameRef
 from spotwarp_fs.core.sections import MetadataWriter, Root, Section, Written, parse_root
 from spotwarp_fs.core.types import PackId
 from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.workspace import Workspace
 
 FETCH_PARALLEL_MAX = 16
@@ -57,18 +56,12 @@ class Metadata:
 
     async def _all(self, sections: tuple[Section, ...]) -> list[ChangeSet]:
         """Read sections in parallel, in order."""
-        found: dict[int, ChangeSet] = {}
-        slots = trio.Semaphore(FETCH_PARALLEL_MAX)
 
-        async def one(at: int, section: Section) -> None:
-            async with slots:
-                raw = await self._frame(section.frame)
-            found[at] = await self._ws.workers.run(Work.CPU, decode_records, raw)
+        async def one(section: Section) -> ChangeSet:
+            raw = await self._frame(section.frame)
+            return await self._ws.workers.run(Work.CPU, decode_records, raw)
 
-        async with trio.open_nursery() as nursery:
-            for at, section in enumerate(sections):
-                nursery.start_soon(one, at, section)
-        return [found[at] for at in range(len(sections))]
+        return await each(one, sections, limit=FETCH_PARALLEL_MAX)
 
     async def section_puts(self, section: Section) -> list[Put]:
         """Read one section of a base; the last few are kept, because neighbours are opened together."""
@@ -89,6 +82,8 @@ class Metadata:
 
     async def upload(self, packs: list[tuple[PackId, bytes]]) -> None:
         """Bring finished metadata packs into the store, side by side."""
-        async with trio.open_nursery() as nursery:
-            for pack, body in packs:
-                nursery.start_soon(self._packs.upload_body, pack, body)
+
+        async def one(item: tuple[PackId, bytes]) -> None:
+            await self._packs.upload_body(*item)
+
+        await each(one, packs, limit=FETCH_PARALLEL_MAX)

@@ -18,6 +18,8 @@ from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.health import StoreHealth
 
 GALLOP_MAX = 1 << 40
+CORRUPT_TRIES = 3
+"""Damage on the way is more common than damage at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,14 @@ class Head:
 
 async def read_manifest(store: ObjectStore, number: ManifestNumber) -> tuple[Head, float]:
     """Read manifest *number* and the store's clock; raises NotFound when it does not exist."""
-    found = await store.get(layout.manifest_key(number), lane=Lane.CONTROL)
-    manifest = decode(found.body)
+    for attempt in range(CORRUPT_TRIES):
+        found = await store.get(layout.manifest_key(number), lane=Lane.CONTROL)
+        try:
+            manifest = decode(found.body)
+            break
+        except Corrupt:
+            if attempt == CORRUPT_TRIES - 1:
+                raise
     if manifest.number != number:
         raise Corrupt(f"manifest object {number} says that it is number {manifest.number}")
     return Head(manifest, digest_of(found.body)), found.server_time_s

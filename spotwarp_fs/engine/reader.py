@@ -132,7 +132,7 @@ class Reader:
         nursery.start_soon(self._pin.keep)
         with _one_error():
             state = await load_state(self._ws, self._store, self._metadata, self._health, found)
-        self._maps.use_base(state.base)
+        self._maps.use_base(found.manifest.base, state.base)
 
     async def close(self) -> None:
         """Take the pin away."""

@@ -164,7 +164,10 @@ class Sealer:
                 waiting.append(job)
             else:
                 self._add(job, stored, name, len(raw))
-        except OSError as error:
+        except (OSError, KeyError) as error:
+            if job.cut is not None and job.cut.abandoned:
+                self._finish(job)  # its spool went while the block was being read
+                return
             # What cannot be read is not published: the cut is given up, and the next one tries again.
             self._ws.report(f"block {job.block} of inode {job.ino:#x} cannot be read from the cache: {error}")
             if job.cut is not None:
@@ -183,6 +186,8 @@ class Sealer:
                 job.generation = job.cut.generation(job.ino, job.block)
                 with ws.busy.hold(job.ino, [job.block]):
                     raw = await ws.workers.run(Work.DISK, job.cut.read, job.ino, job.block)
+                if job.cut.abandoned:
+                    return None
                 if job.generation == job.cut.generation(job.ino, job.block):
                     job.cut.read_done(job.ino, job.block)
                     return raw
@@ -232,7 +237,11 @@ class Sealer:
         try:
             async with self._uploads:
                 refs = await self._packs.upload(pack.builder)
-        except Fenced:
+        except Fenced as fenced:
+            for job in (job for jobs in pack.jobs.values() for job in jobs):
+                if job.cut is not None:
+                    job.cut.abandon(str(fenced))
+                self._finish(job)
             return
         for ref in refs:
             self.unnamed.add(ref.pack)

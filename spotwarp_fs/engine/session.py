@@ -86,6 +86,8 @@ class Session:
     claimed: Claimed
     started_s: float
     fenced: trio.Event = field(default_factory=trio.Event)
+    streaming: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """The cut loop; a fenced session has none."""
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -117,6 +119,8 @@ class Session:
             ws.fenced = reason
             ws.report(f"fenced: {reason}")
             self.fenced.set()
+            self.streaming.cancel()
+            self.streamer.end_waits(reason)
             await ws.wake_waiters()
 
 
@@ -143,8 +147,10 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(session.rebaser.run)
             yield session
             ws.stopping = True
+            session.streamer.end_waits(Unavailable("the session ends"))
             await ws.wake_waiters()
-            await session.heartbeat.release()
+            with trio.move_on_after(ws.settings.fence_grace_s):
+                await session.heartbeat.release()
             nursery.cancel_scope.cancel()
 
 
@@ -162,7 +168,7 @@ def _wire(
     ws.load_counters()
     ws.start_inodes(publisher.head.manifest.writer_epoch)
     maps = BlockMaps(ws, metadata)
-    maps.use_base(claimed.base)
+    maps.use_base(claimed.base, claimed.root)
     blocks = Blocks(ws)
     hydrator = Hydrator(ws, packs, health, nursery)
     sealer = Sealer(ws, packs, lambda: publisher.head.manifest.writer_epoch)
@@ -202,6 +208,11 @@ def _wire(
 
 async def _stream(session: Session) -> None:
     """Run the cut loop for as long as the session lives; only fencing ends it."""
+    with session.streaming:
+        await _stream_until_fenced(session)
+
+
+async def _stream_until_fenced(session: Session) -> None:
     while True:
         try:
             if session.claimed.pending is not None:
@@ -221,14 +232,13 @@ async def _stream(session: Session) -> None:
 async def _beat(session: Session) -> None:
     """Heartbeats, and a look for a newer head: an idle writer learns here that it was fenced."""
     while session.workspace.fenced is None:
-        await trio.sleep(session.workspace.settings.heartbeat_s)
-        if session.claimed.pending is not None:
-            continue
         try:
-            await session.heartbeat.beat()
+            if session.claimed.pending is None:
+                await session.heartbeat.beat()
         except Fenced as reason:
             await session.fence(reason)
         except (Unavailable, Denied) as error:
             session.health.last_error = str(error)
         except Corrupt as error:
             session.workspace.report(str(error))
+        await trio.sleep(session.workspace.settings.heartbeat_s)

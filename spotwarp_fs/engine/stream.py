@@ -15,6 +15,7 @@ import trio
 from spotwarp_fs.core import inflight
 from spotwarp_fs.core.changes import confirm_ranges
 from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.errors import SpotwarpError
 from spotwarp_fs.core.inflight import InFlight
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest
@@ -53,6 +54,8 @@ class Barrier:
 
     done: trio.Event = field(default_factory=trio.Event)
     number: ManifestNumber | None = None
+    error: SpotwarpError | None = None
+    """Why there will be no such manifest from this session."""
 
 
 class Streamer:
@@ -79,6 +82,8 @@ class Streamer:
         self._maps = maps
         self._settle_marks = settle_marks
         self._barriers: list[Barrier] = []
+        self._answering: list[Barrier] = []
+        """Asked for before the cut that is on its way began."""
         self._asked = trio.Event()
         self._urgent = False
         self._last_begun_s = -1e9
@@ -88,6 +93,8 @@ class Streamer:
         """Age of the oldest change in the cut that is being published (for the RPO)."""
         self.last_published_s: float | None = None
         self.abandoned_cuts = 0
+        self.only_when_asked = False
+        """Cut at barriers only: a tool that replaces a tree must not publish half of it."""
         self.extra_changes: Callable[[], dict[bytes, bytes | None]] = dict
         """Bookkeeping rows (retention, condemned packs) that the next manifest takes along."""
         self.on_published: list[Callable[[Head, ChangeSet], None]] = []
@@ -98,15 +105,26 @@ class Streamer:
         return self._publisher.head
 
     async def barrier(self) -> ManifestNumber:
-        """Return the manifest that has everything acknowledged before this call."""
+        """Return the manifest that has everything acknowledged before this call; raises Fenced when there is none."""
+        if self._ws.fenced is not None:
+            raise self._ws.fenced
         if self._ws.oldest_unpublished_s is None and self.cutting_since_s is None and self.head.manifest.barrier:
             return self.head.manifest.number
         barrier = Barrier()
         self._barriers.append(barrier)
         self._asked.set()
         await barrier.done.wait()
+        if barrier.error is not None:
+            raise barrier.error
         assert barrier.number is not None
         return barrier.number
+
+    def end_waits(self, error: SpotwarpError) -> None:
+        """Answer everybody who waits for a manifest: this session publishes no more (H2)."""
+        for barrier in [*self._answering, *self._barriers]:
+            barrier.error = error
+            barrier.done.set()
+        self._answering, self._barriers = [], []
 
     def urge(self) -> None:
         """Send everything dirty now: somebody waits for room."""
@@ -116,24 +134,30 @@ class Streamer:
         """Cut and publish until cancelled; raises Fenced."""
         while True:
             await self._until_due()
-            waiting, self._barriers = self._barriers, []
+            self._answering, self._barriers = self._barriers, []
             self._asked = trio.Event()
             try:
-                await self._cut_and_publish(barrier=bool(waiting))
+                await self._cut_and_publish(barrier=bool(self._answering))
+                for barrier in self._answering:
+                    barrier.number = self.head.manifest.number
+                    barrier.done.set()
+                self._answering = []
             except Abandoned as reason:
                 self.abandoned_cuts += 1
                 self._ws.report(f"a cut was abandoned: {reason}")
-                self._barriers = waiting + self._barriers
                 await trio.sleep(self._ws.settings.retry_first_s)
-                continue
-            for barrier in waiting:
-                barrier.number = self.head.manifest.number
-                barrier.done.set()
+            finally:
+                # Whatever ended this cut, the next one answers them.
+                self._barriers = self._answering + self._barriers
+                self._answering = []
 
     async def _until_due(self) -> None:
         """Wait for a barrier, for the interval, or for the end of what was in flight."""
         ws = self._ws
         while not self._barriers:
+            if self.only_when_asked:
+                await self._asked.wait()
+                continue
             now = trio.current_time()
             due = self._due_s()
             if due is not None and now >= due and not self._better_wait(now):
@@ -203,6 +227,8 @@ class Streamer:
                 base = self._rebaser.ready
                 manifest = self._manifest(cut, written, found, counters, base)
                 head = await self._publisher.publish(manifest)
+                if base is not None:
+                    self._rebaser.ready = None
                 await self._confirm(cut, head, change_set)
                 if base is not None:
                     await self._use_base(base)
@@ -275,11 +301,10 @@ class Streamer:
 
     async def _use_base(self, base: NewBase) -> None:
         """A manifest names the new base: block maps that are not loaded yet come from there from now on."""
-        self._rebaser.ready = None
         root = await self._rebaser.read_root(base)
         with self._ws.kv.write() as txn:
             txn.put(BASE_KEY, base.written.root.encode())
-        self._maps.use_base(root)
+        self._maps.use_base(base.written.root, root)
 
     async def _confirm(self, cut: Cut, head: Head, change_set: ChangeSet) -> None:
         """The manifest is there: drop its change rows, and mark as published what still is as it says."""
@@ -306,8 +331,14 @@ class Streamer:
         await ws.wake_waiters()
 
     async def _drop_rows(self, seq: ChangeSeq) -> None:
-        """Forget the change rows up to *seq*, a step's worth at a time: each row stands for itself."""
+        """Forget the change rows up to *seq*, a step's worth at a time.
+
+        Ranges go first. The next cut may find any rest of the other rows, each stands for itself; a range without the
+        rows that followed it would drop blocks that nothing puts back.
+        """
         ws = self._ws
+        with ws.kv.write() as txn:
+            confirm_ranges(txn, seq)
         while True:
             with ws.kv.write() as txn:
                 stop = changelog_key(ChangeSeq(seq + 1))
@@ -316,7 +347,6 @@ class Streamer:
                     txn.delete(row)
                     txn.delete(NodeTable.CHANGES + key)
                 if len(rows) < ROWS_PER_STEP:
-                    confirm_ranges(txn, seq)
                     return
             await trio.lowlevel.checkpoint()
 
