@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from spotwarp_fs.cli import output
-from spotwarp_fs.cli.options import json_option, settings_for, store_option
+from spotwarp_fs.cli.options import json_option, settings_for, store_option, workspace_option
 from spotwarp_fs.cli.wiring import Check
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError
 from spotwarp_fs.core.units import format_size
@@ -34,16 +34,18 @@ LOCK_DIRECTORIES_MAX: Final = 2000
 
 @click.command("doctor")
 @click.option("--read-only", is_flag=True, help="Don't write the probe objects into the store.")
+@workspace_option
 @store_option
 @json_option
-def command(read_only: bool, store: str | None, as_json: bool) -> int:
+def command(read_only: bool, workspace: str | None, store: str | None, as_json: bool) -> int:
     """Check this machine, the configuration and the store, and say what to do about each finding.
 
-    The store is probed with a few small objects below `probe/`, which are deleted again: whether it honours conditional
-    writes decides whether two writers can ever destroy each other's work.
+    The store is probed with a few small objects below `hints/probe/`, which are deleted again: whether it honours
+    conditional writes decides whether two writers can ever destroy each other's work. With --workspace its newest state
+    is looked through for lock files, pid files and sockets of programs that are gone.
     """
     found: list[Check] = []
-    for check in checks(store, write=not read_only):
+    for check in checks(store, write=not read_only, workspace=workspace):
         found.append(check)
         if not as_json:
             _show(check)
@@ -63,7 +65,7 @@ def _show(check: Check) -> None:
     output.console().print(line)
 
 
-def checks(store: str | None, *, write: bool) -> Iterator[Check]:
+def checks(store: str | None, *, write: bool, workspace: str | None = None) -> Iterator[Check]:
     """Give every finding, machine first."""
     yield Check("python", "ok", f"{sys.version.split()[0]} on {sys.platform}")
     yield from fuse_checks()
@@ -78,6 +80,10 @@ def checks(store: str | None, *, write: bool) -> Iterator[Check]:
     yield disk_check(loaded)
     yield from mount_checks(loaded)
     yield from store_checks(loaded, write=write)
+    if workspace is not None:
+        from spotwarp_fs.cli import wiring
+
+        yield from wiring.stale_locks(loaded, workspace)
 
 
 def fuse_checks() -> Iterator[Check]:

@@ -5,6 +5,7 @@ Invariant: nothing is left on this machine, and nothing in the store but a pin t
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -41,7 +42,7 @@ T = TypeVar("T")
 def run(call: Callable[[], Awaitable[T]]) -> T:
     """Run *call* to its end; of several errors at once the one that explains the most is raised."""
     try:
-        return trio.run(call, strict_exception_groups=False)
+        return trio.run(call)
     except BaseExceptionGroup as group:
         raise output.first_of_group(group) from None
 
@@ -86,6 +87,7 @@ def reading_workspace(settings: Settings, kv: LmdbKV) -> Workspace:
             read_wait_max_s=READ_WAIT_S,
             hydrate_parallel_max=settings.fetch_threads,
             hydrate_run_blocks=RUN_BLOCKS,
+            sections_cached=32,
         ),
     )
 
@@ -95,7 +97,7 @@ def at_path(error: SpotwarpError, workspace: str, path: bytes) -> SpotwarpError:
     where = f"{workspace}:{path.decode('utf-8', 'surrogateescape')}"
     if isinstance(error, Refused):
         # ENOENT, ENOTDIR and the like: for a command, the path is not there.
-        return NotFound(f"{where}: {error}")
+        return NotFound(f"{where}: {os.strerror(error.errno)}")
     if isinstance(error, UserError):
         return UserError(f"{where}: {error}", error.exit_code)
     return type(error)(f"{where}: {error}")

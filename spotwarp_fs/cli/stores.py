@@ -5,6 +5,7 @@ Invariant: a workspace has a random id, created once under its name; everything 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -51,11 +52,22 @@ def _plain(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
+def open_plain_store(settings: Settings, *, list_page_keys: int | None = None) -> ObjectStore:
+    """Open the store as it is, without patience and without imitating what it lacks: for the probe."""
+    found = store_settings(settings)
+    if list_page_keys is not None:
+        found = replace(found, list_page_keys=list_page_keys)
+    return open_store(parse_store_url(settings.store_url()), found)
+
+
 def open_store_of(settings: Settings, *, deadline_s: float = CALL_DEADLINE_S) -> ObjectStore:
     """Open the store that the settings name; nothing is sent yet."""
     from spotwarp_fs.store.retry import Retrying, RetryPolicy
+    from spotwarp_fs.store.single_writer import UnsafeSingleWriter
 
-    inner = open_store(parse_store_url(settings.store_url()), store_settings(settings))
+    inner = open_plain_store(settings)
+    if settings.unsafe_single_writer:
+        inner = UnsafeSingleWriter(inner)
     return Retrying(inner, SystemEntropy(), RetryPolicy(deadline_s=deadline_s, denied_deadline_s=deadline_s / 2))
 
 

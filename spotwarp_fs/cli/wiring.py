@@ -188,12 +188,16 @@ def push(
     loaded: LoadedSettings, directory: Path, workspace: str, *, takeover: bool, replace: bool, on_progress: Progress
 ) -> PushReport:
     """Publish *directory* as the workspace's next state; raises UserError (WOULD_WIPE) unless *replace*."""
-    raise _unwired("push")
+    from spotwarp_fs.cli import wiring_push
+
+    return wiring_push.push(loaded, directory, workspace, takeover=takeover, replace=replace, on_progress=on_progress)
 
 
 def snapshot(loaded: LoadedSettings, workspace: str, operation: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Do `create`, `list` or `delete` on a workspace not mounted here, through its live writer if it has one."""
-    raise _unwired("snapshot")
+    from spotwarp_fs.cli import wiring_snapshot
+
+    return wiring_snapshot.snapshot(loaded, workspace, operation, arguments)
 
 
 def collect(loaded: LoadedSettings, workspace: str, *, dry_run: bool, on_progress: Progress) -> dict[str, Any]:
@@ -218,7 +222,16 @@ def salvage_drop(loaded: LoadedSettings, salvage_id: str) -> None:
 
 def probe_store(loaded: LoadedSettings, *, write: bool) -> Iterator[Check]:
     """Check that the store answers; with *write*, that it honours what safe writing needs (P-16)."""
-    raise _unwired("doctor")
+    from spotwarp_fs.cli import wiring_doctor
+
+    return wiring_doctor.probe_store(loaded, write=write)
+
+
+def stale_locks(loaded: LoadedSettings, workspace: str) -> Iterator[Check]:
+    """Look through the head of a workspace for locks and sockets of programs that a lost node took with it (D13)."""
+    from spotwarp_fs.cli import wiring_doctor
+
+    return wiring_doctor.stale_locks(loaded, workspace)
 
 
 def _unwired(what: str) -> UserError:

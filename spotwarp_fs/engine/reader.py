@@ -16,6 +16,7 @@ import trio
 from spotwarp_fs.core import paths, xattrs
 from spotwarp_fs.core.errors import Corrupt, Denied, NotFound, SpotwarpError, StoreRefused, Unavailable
 from spotwarp_fs.core.layout import pin_key
+from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import Entropy, KVRead, Lane, ObjectStore
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, ino_range, key_block
 from spotwarp_fs.core.requests import Node
@@ -25,7 +26,7 @@ from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.load import load_state
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
-from spotwarp_fs.engine.publish import Head, find_head
+from spotwarp_fs.engine.publish import Head, find_head, read_manifest
 from spotwarp_fs.engine.states import StateWish, find_state, snapshot_names
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -142,6 +143,10 @@ class Reader:
     async def snapshots(self) -> dict[bytes, ManifestNumber]:
         """Read the snapshot names of the head."""
         return await snapshot_names(self._store, self._metadata, self._health, self._head)
+
+    async def manifest_at(self, number: ManifestNumber) -> Manifest:
+        """Read another state's manifest, which exists."""
+        return (await read_manifest(self._store, number))[0].manifest
 
     @contextmanager
     def view(self) -> Iterator[KVRead]:

@@ -18,6 +18,7 @@ from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.records import SNAPSHOT_TABLE, decode_u64, table_range
 from spotwarp_fs.core.sections import Root, SectionKind
 from spotwarp_fs.core.types import ManifestNumber
+from spotwarp_fs.core.units import format_duration
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.load import read_chain, read_change_sets
 from spotwarp_fs.engine.metadata import FETCH_PARALLEL_MAX, Metadata
@@ -164,7 +165,8 @@ async def _at_time(store: ObjectStore, head: Head, time_s: float) -> Head:
         return head
     first = await store.head(manifest_key(ManifestNumber(1)))
     if time_s < first.modified_s:
-        raise NotFound(f"no state is that old: the first was published {first.modified_s - time_s:.0f} s later")
+        later = format_duration(first.modified_s - time_s)
+        raise NotFound(f"no state is that old: the first was published {later} later")
     low, high = 1, int(head.manifest.number)
     found: Head | None = None
     while high - low > 1:
