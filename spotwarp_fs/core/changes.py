@@ -41,6 +41,11 @@ class ChangeCounter:
         self._recent: set[bytes] = set()
         self._recent_ranges: dict[Inode, tuple[bytes, int]] = {}
 
+    def rolled_back(self) -> None:
+        """A transaction was aborted: what it noted is not in the map, so nothing counts as noted any more."""
+        self._recent.clear()
+        self._recent_ranges.clear()
+
     def barrier(self) -> ChangeSeq:
         """Everything noted so far is at or below the seq returned; every later change gets a higher one."""
         self._recent.clear()

@@ -231,9 +231,13 @@ class Workspace:
     def change(self) -> Iterator[Recorder]:
         """One step that changes the map: a transaction that commits when the block ends. No await inside."""
         before = self.counter.seq
-        with self.kv.write() as txn:
-            recorder = CountingRecorder(txn, self.counter)
-            yield recorder
+        try:
+            with self.kv.write() as txn:
+                recorder = CountingRecorder(txn, self.counter)
+                yield recorder
+        except BaseException:
+            self.counter.rolled_back()
+            raise
         for earlier, later in recorder.inodes:
             if earlier is not None:
                 self._count(earlier, -1)
