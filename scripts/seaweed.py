@@ -27,6 +27,7 @@ SECRET_KEY = "spotwarp-secret"  # loopback only, for a directory that is deleted
 REGION = "us-east-1"
 STARTS_MAX = 3
 READY_WITHIN_S = 30.0
+FIRST_BODY = bytes(100_000)  # big enough to need a volume: making the first one takes seconds
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
 S3_PORTS = ("s3.port", "s3.port.grpc")
 PR_SET_PDEATHSIG = 1
@@ -73,7 +74,7 @@ class Seaweed:
         while True:
             try:
                 client.create_bucket(Bucket=bucket)
-                client.put_object(Bucket=bucket, Key="ready", Body=b"", IfNoneMatch="*")
+                client.put_object(Bucket=bucket, Key="ready", Body=FIRST_BODY, IfNoneMatch="*")
                 client.delete_object(Bucket=bucket, Key="ready")
                 return
             except (BotoCoreError, ClientError) as error:

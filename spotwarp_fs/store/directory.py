@@ -55,15 +55,15 @@ class DirectoryStore:
 
     async def put(self, key: ObjectKey, body: bytes, *, lane: Lane = Lane.CONTROL) -> ObjectInfo:
         """Create or replace the object."""
-        return await self._run(lane, key, lambda: self._replace(key, body, None))
+        return await self._run(lane, key, lambda: self._replace(key, body, None), writing=True)
 
     async def put_if_absent(self, key: ObjectKey, body: bytes, *, lane: Lane = Lane.CONTROL) -> ObjectInfo:
         """Create the object, or raise PreconditionFailed."""
-        return await self._run(lane, key, lambda: self._create(key, body))
+        return await self._run(lane, key, lambda: self._create(key, body), writing=True)
 
     async def put_if_match(self, key: ObjectKey, body: bytes, etag: str, *, lane: Lane = Lane.CONTROL) -> ObjectInfo:
         """Replace the object if it still is *etag*."""
-        return await self._run(lane, key, lambda: self._replace(key, body, etag))
+        return await self._run(lane, key, lambda: self._replace(key, body, etag), writing=True)
 
     async def list_objects(
         self, prefix: str, *, after: str = "", lane: Lane = Lane.CONTROL
@@ -80,17 +80,17 @@ class DirectoryStore:
     async def aclose(self) -> None:
         """Do nothing: no descriptor is kept between calls."""
 
-    async def _run(self, lane: Lane, key: str, call: Callable[[], T]) -> T:
+    async def _run(self, lane: Lane, key: str, call: Callable[[], T], *, writing: bool = False) -> T:
         def guarded() -> T:
             try:
                 return call()
             except OSError as error:
-                raise self._translate(error, key) from error
+                raise self._translate(error, key, writing=writing) from error
 
         return await self._threads.run(lane, guarded)
 
-    def _translate(self, error: OSError, key: str) -> SpotwarpError:
-        if error.errno in ABSENT:
+    def _translate(self, error: OSError, key: str, *, writing: bool) -> SpotwarpError:
+        if error.errno in ABSENT and not writing:
             # An unmounted NFS would otherwise look like an empty store.
             if self._seen_root and not self._root.is_dir():
                 return Unavailable(f"{self._root} was there and is gone: is it mounted?")

@@ -17,6 +17,8 @@ LANE_THREADS: Final = {Lane.CONTROL: 8, Lane.DEMAND: 24, Lane.BULK: 8}
 CONNECT_TIMEOUT_S: Final = 5.0
 READ_TIMEOUT_S: Final = 20.0
 """Between two bytes from the server, not for a whole body: a slow link is not an outage."""
+ASK_FIRST_BYTES: Final = 1 << 20
+"""Uploads from this size on wait for the store's "100 Continue", so that a refusal does not cost the whole body."""
 LIST_PAGE_KEYS: Final = 1000
 DELETE_BATCH_KEYS: Final = 1000
 CREDENTIAL_REFRESH_S: Final = 1.0

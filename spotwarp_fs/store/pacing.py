@@ -17,6 +17,7 @@ from spotwarp_fs.store.limits import Throttled
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
+RISE_PER_ROUND: Final = 0.25
 
 
 class AdaptiveLimit:
@@ -63,7 +64,7 @@ class AdaptiveLimit:
         self._running += 1
 
     def _succeeded(self) -> None:
-        self._allowed = min(self._most, self._allowed + 1 / self._allowed)
+        self._allowed = min(self._most, self._allowed + RISE_PER_ROUND / self._allowed)
         self._pause_s = PAUSE_FIRST_S
         self._parked.unpark()
 

@@ -22,6 +22,7 @@ ROUNDS_MAX: Final = 6
 RIVALS: Final = 4
 LISTED_KEYS: Final = 5
 SKEW_MAX_S: Final = 300.0
+PAUSE_MAX_S: Final = 2.0
 KEY_WRITE_INTERVAL_S: Final = 1.1
 THROTTLED_MAX: Final = 3
 BODY: Final = bytes(range(256))
@@ -65,7 +66,7 @@ async def probe(
     *store* must not retry by itself. *small_pages* is the same store with pages of two keys, to see listings continued.
     Objects below `hints/probe/` are made and removed.
     """
-    backoff = Backoff(entropy, first_s=0.1, most_s=2.0)
+    backoff = Backoff(entropy, first_s=min(0.1, PAUSE_MAX_S), most_s=PAUSE_MAX_S)
     for number in range(1, ROUNDS_MAX + 1):
         this = _Round(store, small_pages or store, f"hints/probe/{entropy.token_bytes(8).hex()}", number)
         try:

@@ -15,11 +15,18 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import botocore.session
+from botocore.awsrequest import AWSPreparedRequest
 from botocore.config import Config
 from botocore.loaders import Loader
 
 from spotwarp_fs.core.ports import Lane
-from spotwarp_fs.store.limits import CONNECT_TIMEOUT_S, CREDENTIAL_REFRESH_S, LANE_THREADS, READ_TIMEOUT_S
+from spotwarp_fs.store.limits import (
+    ASK_FIRST_BYTES,
+    CONNECT_TIMEOUT_S,
+    CREDENTIAL_REFRESH_S,
+    LANE_THREADS,
+    READ_TIMEOUT_S,
+)
 from spotwarp_fs.store.settings import StoreSettings
 
 AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
@@ -114,7 +121,15 @@ class Clients:
             response_checksum_validation=checksums,
         )
         region = self._settings.region or session.get_config_variable("region") or FALLBACK_REGION
-        return session.create_client("s3", region_name=region, endpoint_url=self._endpoint_url, config=config)
+        client = session.create_client("s3", region_name=region, endpoint_url=self._endpoint_url, config=config)
+        client.meta.events.register("before-send.s3.PutObject", _send_small_bodies_at_once)
+        return client
+
+
+def _send_small_bodies_at_once(request: AWSPreparedRequest, **_: object) -> None:
+    # Otherwise every manifest would wait one more round trip, or a second where the server ignores the question.
+    if int(request.headers.get("Content-Length") or 0) < ASK_FIRST_BYTES and "Expect" in request.headers:
+        del request.headers["Expect"]
 
 
 def _is_aws(endpoint_url: str) -> bool:

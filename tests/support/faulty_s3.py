@@ -75,10 +75,6 @@ class FaultyS3(TinyS3):
             del self.headers["Range"]
         super().read(key)
 
-    def list(self, query: dict[str, str]) -> None:
-        self.in_list = True
-        super().list(query)
-
     def delete_many(self, body: bytes) -> None:
         if self.world.uses("no_bulk") or (self.world.uses("wants_md5") and not self.headers.get("Content-MD5")):
             return self.error(400, "MissingContentMD5")

@@ -42,21 +42,28 @@ class World:
         return sum(word in request for request in self.requests)
 
     def uses(self, mode: str) -> bool:
-        """Say whether *mode* is on, and use up one of its turns."""
+        """Say whether *mode* strikes now, and use up one of its turns; the first `<mode>_after` chances pass."""
         with self.lock:
-            left = self.modes.get(mode, 0)
+            waiting, left = self.modes.get(f"{mode}_after", 0), self.modes.get(mode, 0)
             if left <= 0:
                 return False
-            self.modes[mode] = left - 1
-            return True
+            self.modes[f"{mode}_after" if waiting > 0 else mode] = (waiting or left) - 1
+            return waiting <= 0
 
 
 class TinyS3(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # headers and body in one segment: two would wait for a delayed ACK
+    disable_nagle_algorithm = True
     world: World
 
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+    def handle_expect_100(self) -> bool:
+        agreed = super().handle_expect_100()
+        self.wfile.flush()
+        return agreed
 
     def do_GET(self) -> None:
         self.handle_request()
