@@ -9,7 +9,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from spotwarp_fs.core.errors import NotFound, PreconditionFailed
+import trio
+
+from spotwarp_fs.core.errors import NotFound, PreconditionFailed, Unavailable
 from spotwarp_fs.core.layout import decode_identity, encode_identity, workspace_identity_key, workspace_root
 from spotwarp_fs.core.ports import Entropy, ObjectStore
 from spotwarp_fs.local.system import SystemEntropy
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from spotwarp_fs.cli.settings import Settings
 
 WORKSPACE_ID_BYTES = 8
+CREATE_ATTEMPTS = 8
+CREATE_PAUSE_S = 0.25
 CALL_DEADLINE_S = 8.0
 """How long one call to the store is repeated before the engine hears of it, waits and goes on."""
 
@@ -77,19 +81,24 @@ async def find_workspace(store: ObjectStore, name: str, *, create: bool, entropy
     Raises NotFound, which lists names like it.
     """
     key = workspace_identity_key(name)
-    try:
-        found = decode_identity(name, (await store.get(key)).body)
-    except NotFound:
-        if not create:
-            raise NotFound(await _unknown(store, name)) from None
-        fresh = entropy.token_bytes(WORKSPACE_ID_BYTES).hex()
+    fresh = entropy.token_bytes(WORKSPACE_ID_BYTES).hex()
+    failures = 0
+    while True:
+        try:
+            found = decode_identity(name, (await store.get(key)).body)
+            return found, Scoped(store, workspace_root(name, found))
+        except NotFound:
+            if not create:
+                raise NotFound(await _unknown(store, name)) from None
         try:
             await store.put_if_absent(key, encode_identity(fresh))
-            found = fresh
         except PreconditionFailed:
-            # Somebody else's, or our own from a lost answer: what is there counts.
-            found = decode_identity(name, (await store.get(key)).body)
-    return found, Scoped(store, workspace_root(name, found))
+            continue  # somebody else's, or our own from a lost answer: what is there counts
+        except Unavailable:
+            failures += 1
+            if failures == CREATE_ATTEMPTS:
+                raise
+            await trio.sleep(CREATE_PAUSE_S * failures)
 
 
 async def workspace_names(store: ObjectStore) -> list[str]:
