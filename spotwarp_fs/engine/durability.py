@@ -23,6 +23,7 @@ from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
 from spotwarp_fs.engine.workspace import Workspace
 
 EIO = 5
+EROFS = 30
 
 
 @dataclass(slots=True)
@@ -69,11 +70,18 @@ class Durability:
     async def sync_file(self, ino: Inode) -> None:
         """Return when the file would survive a crash of the machine; raises Refused(EIO) if it would not."""
         self.check_not_failed(ino)
+        if self._ws.fenced is not None:
+            return self._nothing_to_sync(ino)
         if self._ws.settings.fsync_remote:
             await self._published()
             return
         await self._join({ino})
         self.check_not_failed(ino)
+
+    def _nothing_to_sync(self, ino: Inode) -> None:
+        """A read-only or fenced mount promises nothing new: what was not safe before it turned so is not safe now."""
+        if ino in self._ws.dirty:
+            raise Refused(EROFS, f"inode {ino:#x} has changes that will not be published: {self._ws.fenced}")
 
     async def sync_names(self, ino: Inode) -> None:
         """Return when the directory's entries would survive a crash of the machine."""

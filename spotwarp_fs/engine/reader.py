@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
@@ -107,11 +108,11 @@ class Reader:
     def __init__(self, ports: ReadPorts, head: Head) -> None:
         workspace = ports.new_workspace()
         self._store = ports.store
-        self._ws = workspace
-        self._health = StoreHealth(workspace.settings, workspace.entropy)
-        self._packs = PackStore(workspace, ports.store, self._health)
-        self._metadata = Metadata(workspace, self._packs)
-        self._maps = BlockMaps(workspace, self._metadata)
+        self.workspace: Final = workspace
+        self.health: Final = StoreHealth(workspace.settings, workspace.entropy)
+        self.packs: Final = PackStore(workspace, ports.store, self.health)
+        self._metadata = Metadata(workspace, self.packs)
+        self.maps: Final = BlockMaps(workspace, self._metadata)
         self._fetches = trio.CapacityLimiter(workspace.settings.hydrate_parallel_max)
         self._head = head
         self._pin: Pin | None = None
@@ -127,13 +128,13 @@ class Reader:
     async def load(self, now_s: float, wish: StateWish, nursery: trio.Nursery) -> None:
         """Find the state, pin it for as long as *nursery* runs, and load its names."""
         self.server_time_s = now_s
-        found = await find_state(self._store, self._metadata, self._health, self._head, now_s, wish)
+        found = await find_state(self._store, self._metadata, self.health, self._head, now_s, wish)
         self.manifest = found.manifest
-        self._pin = Pin(self._store, self._ws.entropy, found.manifest.number)
+        self._pin = Pin(self._store, self.workspace.entropy, found.manifest.number)
         nursery.start_soon(self._pin.keep)
         with _one_error():
-            state = await load_state(self._ws, self._store, self._metadata, self._health, found)
-        self._maps.use_base(found.manifest.base, state.base)
+            state = await load_state(self.workspace, self._store, self._metadata, self.health, found)
+        self.maps.use_base(found.manifest.base, state.base)
 
     async def close(self) -> None:
         """Take the pin away."""
@@ -142,7 +143,7 @@ class Reader:
 
     async def snapshots(self) -> dict[bytes, ManifestNumber]:
         """Read the snapshot names of the head."""
-        return await snapshot_names(self._store, self._metadata, self._health, self._head)
+        return await snapshot_names(self._store, self._metadata, self.health, self._head)
 
     async def manifest_at(self, number: ManifestNumber) -> Manifest:
         """Read another state's manifest, which exists."""
@@ -151,27 +152,27 @@ class Reader:
     @contextmanager
     def view(self) -> Iterator[KVRead]:
         """Look at the map, for one step."""
-        with self._ws.kv.read() as view:
+        with self.workspace.kv.read() as view:
             yield view
 
     def walk(self, path: bytes, *, follow: bool = False) -> Node:
         """Find *path* from the root, or raise Refused."""
-        with self._ws.kv.read() as view:
+        with self.workspace.kv.read() as view:
             return paths.walk(view, path, follow=follow)
 
     def children(self, ino: Inode) -> list[tuple[bytes, Node]]:
         """Give what directory *ino* holds, by name."""
-        with self._ws.kv.read() as view:
+        with self.workspace.kv.read() as view:
             return [(name, Node(entry.ino, paths.inode(view, entry.ino))) for name, entry in paths.children(view, ino)]
 
     def subtree(self, ino: Inode) -> list[tuple[bytes, Node]]:
         """Give *ino* itself as `b""`, then everything below it, parents before children."""
-        with self._ws.kv.read() as view:
+        with self.workspace.kv.read() as view:
             return list(paths.subtree(view, ino))
 
     def xattrs(self, ino: Inode) -> list[tuple[bytes, bytes]]:
         """Give the extended attributes of *ino*."""
-        with self._ws.kv.read() as view:
+        with self.workspace.kv.read() as view:
             return xattrs.attributes_of(view, ino)
 
     @asynccontextmanager
@@ -180,8 +181,8 @@ class Reader:
 
         Raises Corrupt, NotFound (this state is no longer kept) or Unavailable, from here or from the iteration.
         """
-        await self._maps.load(node.ino)
-        send, receive = trio.open_memory_channel[_Fetch](self._ws.settings.hydrate_parallel_max)
+        await self.maps.load(node.ino)
+        send, receive = trio.open_memory_channel[_Fetch](self.workspace.settings.hydrate_parallel_max)
         begun: list[_Fetch] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._feed, node.ino, send, begun, nursery)
@@ -208,8 +209,8 @@ class Reader:
 
     def _runs(self, ino: Inode) -> Iterator[list[tuple[BlockIndex, FrameRef]]]:
         """Group blocks whose frames are neighbours in a pack."""
-        longest = self._ws.settings.hydrate_run_blocks
-        with self._ws.kv.read() as view:
+        longest = self.workspace.settings.hydrate_run_blocks
+        with self.workspace.kv.read() as view:
             found = [(key_block(key), value) for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)) if value]
         run: list[tuple[BlockIndex, FrameRef]] = []
         for block, value in found:
@@ -224,14 +225,14 @@ class Reader:
 
     async def _fetch(self, fetch: _Fetch) -> None:
         """Fetch a run, waiting out short outages; what went wrong is for whoever iterates."""
-        deadline = trio.current_time() + self._ws.settings.read_wait_max_s
+        deadline = trio.current_time() + self.workspace.settings.read_wait_max_s
         refs = [ref for _, ref in fetch.blocks]
         while not fetch.done.is_set():
             try:
-                fetch.found = await self._packs.fetch_run(refs, lane=Lane.DEMAND)
+                fetch.found = await self.packs.fetch_run(refs, lane=Lane.DEMAND)
             except (Unavailable, Denied) as error:
                 if trio.current_time() < deadline:
-                    await self._health.failed(error)
+                    await self.health.failed(error)
                     continue
                 fetch.found = error
             except NotFound as error:
