@@ -23,6 +23,8 @@ class DaemonWish:
     restarted: bool = False
     """Started by the supervisor after a death: never takes over from anybody else (L11)."""
     supervisor_pid: int = 0
+    at: str | None = None
+    """The state to go back to, as `--at` says it; a restart goes on with what it has."""
 
     def to_json(self) -> str:
         """Write for argv."""

@@ -44,7 +44,7 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     mountpoint = real_path(wish.mountpoint)
     if not wish.mountpoint.exists():
         _make(wish.mountpoint)
-    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover)
+    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, at=wish.at)
     if wish.foreground:
         return _foreground(daemon_wish, announce)
     name = workspace_of(settings, Path(mountpoint))

@@ -9,12 +9,11 @@ ours means lost.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
 from spotwarp_fs.core import layout
-from spotwarp_fs.core.changes import SEQ_KEY
 from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import (
     Conflict,
@@ -31,22 +30,26 @@ from spotwarp_fs.core.journal import JournalLog, SessionBegun
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.namespace import make_root
-from spotwarp_fs.core.ports import Lane, ObjectStore, Work
-from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, encode_u64, inode_key, table_range
+from spotwarp_fs.core.ports import KVStore, Lane, ObjectStore, Work
+from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, inode_key, table_range
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter, Root
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import Beat, read_beat
-from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, apply_state, load_state, remember_head
+from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
+from spotwarp_fs.engine.states import Latest, StateWish, find_state
+from spotwarp_fs.engine.takeover import Taken, Takeover
 from spotwarp_fs.engine.workspace import Workspace
 
 SESSIONS_KEY = NodeTable.META + b"sessions"
 SESSION_BYTES = 16
 SESSIONS_KEPT = 64
+ROUNDS_MAX = 2
+"""So often a takeover that met a newer head is worked out anew before the writer epoch is raised first."""
 
 
 class ForeignHead(Exception):
@@ -86,6 +89,9 @@ class Claim:
         actor: Actor,
         takeover: bool,
         journal: JournalLog,
+        fresh_map: Callable[[], KVStore],
+        workspace_name: str = "",
+        at: StateWish | None = None,
     ) -> None:
         self._ws = workspace
         self._store = store
@@ -93,6 +99,9 @@ class Claim:
         self._actor = actor
         self._takeover = takeover
         self._journal = journal
+        self._fresh_map = fresh_map
+        self._workspace_name = workspace_name
+        self._at = at
         self._known_sessions = frozenset(
             record.session for record in journal.records() if isinstance(record, SessionBegun)
         )
@@ -113,7 +122,9 @@ class Claim:
             body = view.get(HEAD_KEY)
             raw = view.get(SESSIONS_KEY) or b""
         self._known_sessions |= {raw[at : at + SESSION_BYTES].hex() for at in range(0, len(raw), SESSION_BYTES)}
-        if body is not None:
+        if body is not None and not isinstance(self._at, Latest | None):
+            self._give_up_cache()
+        elif body is not None:
             return await self._restart(Head(decode(body), digest_of(body)))
         found = await find_head(self._store)
         if found is None:
@@ -121,7 +132,7 @@ class Claim:
         head, server_time_s = found
         self._note_server_time(server_time_s)
         await self._be_polite(head)
-        return await self._take_over(head, server_time_s)
+        return await self._take_over(head)
 
     async def _be_polite(self, head: Head) -> None:
         """Refuse while the head's writer is alive, unless asked to take over; safety does not depend on it."""
@@ -161,7 +172,7 @@ class Claim:
         found = await self._try(manifest)
         if found is not None and found.session in self._known_sessions:
             # What an earlier start of this cache had sent arrived late.
-            return await self._take_over(Head(found, digest_of(encode(found))), self._server_now_s())
+            return await self._take_over(Head(found, digest_of(encode(found))))
         if found is not None:
             raise Fenced(f"another node created this workspace at the same moment (session {found.session})")
         head = Head(manifest, digest_of(encode(manifest)))
@@ -172,38 +183,109 @@ class Claim:
         ws.oldest_unpublished_s = None
         return Claimed(self._publisher(head), None, None, True, None)
 
-    async def _take_over(self, head: Head, server_time_s: float) -> Claimed:
-        """Load *head* on an empty cache, then raise the writer epoch after it."""
+    def _give_up_cache(self) -> None:
+        """Somebody asks for another state than this cache has: nothing of it may be unpublished."""
+        ws = self._ws
+        with ws.kv.write() as txn:
+            for table in (NodeTable.CHANGELOG, NodeTable.RANGES):
+                if next(iter(txn.scan(*table_range(table))), None) is not None:
+                    raise UserError(
+                        "this node has changes that are not published yet, and going back would lose them: mount "
+                        "without --at, unmount (which publishes them), then try again",
+                        ExitCode.NOT_SAVED,
+                    )
+            txn.delete(HEAD_KEY)
+        for ino in list(ws.data.inodes()):
+            ws.data.remove(ino)
+
+    async def _take_over(self, head: Head) -> Claimed:
+        """Load *head* on an empty cache, then publish what is served of it with a raised writer epoch."""
         expected = head.manifest.writer_epoch
-        state = await load_state(self._ws, self._store, self.metadata, self.health, head)
+        takeover = Takeover(
+            self._ws, self._store, self.metadata, self.health,
+            fresh_map=self._fresh_map, workspace_name=self._workspace_name,
+        )  # fmt: skip
+        head = await self._load(takeover, head, expected)
         epoch = WriterEpoch(expected + 1)
         await self._note_session(epoch)
+        rounds = 0
         while True:
-            manifest = self._successor(head, epoch, server_time_s, head.manifest.in_flight)
+            # A writer that publishes all the time is fenced first; what is served is then decided at leisure.
+            bare = rounds >= ROUNDS_MAX
+            self._ws.start_inodes(epoch)
+            taken = takeover.bare(head) if bare else await self._taken(takeover, head, head)
+            manifest = await self._successor_with(head, epoch, taken)
             found = await self._try(manifest)
             if found is None:
                 break
-            head = await self._follow(head, found, expected)
-            epoch = WriterEpoch(max(epoch, found.writer_epoch + 1))
+            head = await self._follow(takeover, head, found, expected)
+            if found.writer_epoch >= epoch:
+                epoch = WriterEpoch(found.writer_epoch + 1)
+                takeover.forget_inodes()
+            rounds += 1
         won = Head(manifest, digest_of(encode(manifest)))
-        with self._ws.kv.write() as txn:
-            remember_head(txn, won)
-        return Claimed(self._publisher(won), state.head.manifest.base, state.base, False, head.manifest)
+        publisher = self._publisher(won)
+        if bare:
+            taken = await self._taken(takeover, won, head)
+            won = await publisher.publish(await self._successor_with(won, epoch, taken))
+        await takeover.adopt(taken, won)
+        base = won.manifest.base
+        return Claimed(publisher, base, takeover.base, False, head.manifest, left_out=taken.lines)
 
-    async def _follow(self, head: Head, found: Manifest, expected: WriterEpoch) -> Head:
-        """The old writer published once more: apply it and try the next number; a higher epoch has won (C17)."""
+    async def _load(self, takeover: Takeover, head: Head, expected: WriterEpoch) -> Head:
+        """Load the head; a collector may be faster than we are, but not under an unchanged head (H6)."""
+        while True:
+            try:
+                await takeover.load(head)
+            except Corrupt:
+                found = await find_head(self._store)
+                if found is None or found[0].manifest.number == head.manifest.number:
+                    raise
+                head = found[0]
+                self._check_expected(head.manifest, expected)
+            else:
+                return head
+
+    async def _taken(self, takeover: Takeover, head: Head, content: Head) -> Taken:
+        """Decide what is served after *head*, whose content is that of *content*."""
+        now_s = self._server_now_s()
+        if self._at is None:
+            foreign = content.manifest.session not in self._known_sessions
+            return await takeover.plan(head, content, pin_s=now_s if foreign else None)
+        wanted = await find_state(self._store, self.metadata, self.health, content, now_s, self._at)
+        if wanted.manifest.number == content.manifest.number:
+            wanted = head
+        return await takeover.exactly(head, wanted, pin_s=now_s)
+
+    async def _follow(self, takeover: Takeover, head: Head, found: Manifest, expected: WriterEpoch) -> Head:
+        """The old writer published once more: apply it and try the next number (C17)."""
+        self._check_expected(found, expected)
+        check_successor(head.manifest, found, parent_digest=head.digest)
+        following = Head(found, digest_of(encode(found)))
+        await takeover.follow(following)
+        return following
+
+    def _check_expected(self, found: Manifest, expected: WriterEpoch) -> None:
+        """A higher writer epoch than expected has won."""
         if found.writer_epoch > expected and found.session not in self._known_sessions:
             raise Fenced(
                 f"session {found.session} took the workspace over first (manifest {found.number}, writer epoch "
                 f"{found.writer_epoch}; this start expected {expected})"
             )
-        check_successor(head.manifest, found, parent_digest=head.digest)
-        await apply_state(self._ws, await self.metadata.change_set(found))
-        following = Head(found, digest_of(encode(found)))
-        with self._ws.kv.write() as txn:
-            remember_head(txn, following)
-            txn.put(SEQ_KEY, encode_u64(found.change_seq))
-        return following
+
+    async def _successor_with(self, head: Head, epoch: WriterEpoch, taken: Taken) -> Manifest:
+        """Make the takeover manifest, its change set in the store before it."""
+        manifest = self._successor(head, epoch, self._server_now_s(), taken.in_flight)
+        written = await self.metadata.write(self._writer(epoch), taken.change_set) if taken.change_set else None
+        return replace(
+            manifest,
+            changes=written.root if written is not None else None,
+            changes_bytes=manifest.changes_bytes + (written.stored_bytes if written is not None else 0),
+            takeover=taken.report,
+            files=taken.files,
+            directories=taken.directories,
+            logical_bytes=taken.logical_bytes,
+        )
 
     def _successor(
         self, head: Head, epoch: WriterEpoch, server_time_s: float, in_flight: tuple[InFlightItem, ...]

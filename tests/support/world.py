@@ -6,19 +6,21 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
-from spotwarp_fs.core.journal import Record, still_needed
+from spotwarp_fs.core.journal import JournalLog, Record, still_needed
 from spotwarp_fs.core.layout import workspace_root
 from spotwarp_fs.core.policies import Policies
-from spotwarp_fs.core.ports import ObjectStore
+from spotwarp_fs.core.ports import DataFiles, KVStore, ObjectStore, Workers
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.types import ChangeSeq
 from spotwarp_fs.engine.claim import Claim
 from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.session import Session, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.states import StateWish
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.local.memory import MemoryDataFiles, MemoryKV
 from spotwarp_fs.local.workers import InlineWorkers
@@ -76,6 +78,17 @@ class RoomyDisk:
         return 1 << 50
 
 
+class NodeState(Protocol):
+    """What a session needs of a node."""
+
+    @property
+    def kv(self) -> KVStore: ...
+    @property
+    def data(self) -> DataFiles: ...
+    @property
+    def journal(self) -> JournalLog: ...
+
+
 @dataclass
 class Node:
     """What one node keeps: it survives a kill of the daemon, and is thrown away when the node is lost."""
@@ -91,12 +104,15 @@ FAST = EngineSettings(interval_s=1.0, heartbeat_s=3.0, disk_reserve_bytes=0)
 @asynccontextmanager
 async def start(
     store: ObjectStore,
-    node: Node,
+    node: NodeState,
     *,
     rng: random.Random | None = None,
     settings: EngineSettings = FAST,
     policies: Policies | None = None,
     takeover: bool = True,
+    workers: Workers | None = None,
+    at: StateWish | None = None,
+    claims: list[Claim] | None = None,
 ) -> AsyncIterator[Session]:
     """Serve the workspace on *node*; leaving the block kills the daemon (nothing is drained)."""
     rng = rng or random.Random(1)
@@ -105,7 +121,7 @@ async def start(
         node.data,
         wall=VirtualWall(),
         entropy=SeededEntropy(rng),
-        workers=InlineWorkers(),
+        workers=workers or InlineWorkers(),
         policies=policies or Policies.build(),
         settings=settings,
     )
@@ -117,7 +133,12 @@ async def start(
         actor=ACTOR,
         takeover=takeover,
         journal=node.journal,
+        fresh_map=MemoryKV,
+        workspace_name="test",
+        at=at,
     )
+    if claims is not None:
+        claims.append(claim)
     ports = SessionPorts(workspace, scoped, WORKSPACE_ID, node.journal, RoomyDisk(), Writer("test", 1, "/mnt", 0.0))
     async with serve(ports, claim) as session:
         yield session
