@@ -4,6 +4,7 @@ Everything goes through the spotwarp command, as a user's shell would. Invariant
 left: no process, no mount, no file.
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 SPOTWARP = str(Path(sys.executable).with_name("spotwarp"))
 COMMAND_S_MAX = 60.0
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE = 0x80086601, 0x40086602, 0x10
 
 
 class DemoFailed(Exception):
@@ -52,6 +54,26 @@ def is_mounted(mountpoint: Path) -> bool:
 def unmount_lazily(mountpoint: Path) -> None:
     while is_mounted(mountpoint):
         subprocess.run(["fusermount3", "-u", "-z", str(mountpoint)], check=True, capture_output=True, timeout=20)
+
+
+def lose(mountpoint: Path) -> None:
+    """Remove the directory below a mount; one that ended badly leaves it closed off (chattr +i, or mode 0)."""
+    if not mountpoint.exists():
+        return
+    if not os.access(mountpoint, os.R_OK):
+        mountpoint.chmod(0o700)
+    descriptor = os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        flags = bytearray(8)
+        fcntl.ioctl(descriptor, FS_IOC_GETFLAGS, flags)
+        fcntl.ioctl(
+            descriptor, FS_IOC_SETFLAGS, (int.from_bytes(flags, "little") & ~FS_IMMUTABLE).to_bytes(8, "little")
+        )
+    except OSError:
+        pass  # a filesystem without such flags, or a user who may not set them: then it was never set
+    finally:
+        os.close(descriptor)
+    shutil.rmtree(mountpoint)
 
 
 @dataclass
@@ -117,6 +139,7 @@ class Node:
         end([*self.pids, *with_it])
         self.pids = []
         unmount_lazily(self.mountpoint)
+        lose(self.mountpoint)
         shutil.rmtree(self.home)
         return began_s
 
@@ -127,3 +150,4 @@ class Node:
         recorded = [record[kind] for kind in ("supervisor_pid", "daemon_pid") for record in records]
         end([*self.pids, *recorded])
         unmount_lazily(self.mountpoint)
+        lose(self.mountpoint)

@@ -249,7 +249,7 @@ def main() -> int:
         if options.keep:
             print(f"kept: {base}")
         else:
-            shutil.rmtree(base, ignore_errors=True)
+            shutil.rmtree(base)
     report.show()
     if options.json:
         print(report.to_json())
