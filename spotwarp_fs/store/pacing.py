@@ -16,7 +16,7 @@ from spotwarp_fs.core.ports import Entropy
 from spotwarp_fs.store.limits import Throttled
 
 PAUSE_FIRST_S: Final = 0.1
-PAUSE_MAX_S: Final = 5.0
+PAUSE_MAX_S: Final = 1.0
 RISE_PER_ROUND: Final = 0.25
 
 

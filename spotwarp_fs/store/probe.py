@@ -130,10 +130,9 @@ class _Round:
         try:
             await self._conditional(lambda: self._store.put_if_absent(key, b"second"))
         except PreconditionFailed:
-            found = await self._store.get(key)
-            if found.body != BODY:
-                raise self._lacking("refuses a create-only PUT of an existing key, and yet replaces it") from None
-            return created, True
+            if await self._one_of(key, BODY, b"second") == BODY:
+                return created, True
+            raise self._lacking("refuses a create-only PUT of an existing key, and yet replaces it") from None
         raise self._lacking("ignores If-None-Match")
 
     async def _rivals(self) -> bool:
@@ -142,7 +141,7 @@ class _Round:
 
         async def rival(number: int) -> None:
             try:
-                await self._store.put_if_absent(key, bytes([number]))
+                await self._store.put_if_absent(key, _claim(number))
                 winners.append(number)
             except PreconditionFailed:
                 return
@@ -157,7 +156,9 @@ class _Round:
             raise lost[0]
         if len(winners) != 1:
             raise self._lacking(f"gave {len(winners)} winners to {RIVALS} simultaneous creates (If-None-Match)")
-        return (await self._store.get(key)).body == bytes(winners)
+        if await self._one_of(key, *map(_claim, range(RIVALS))) != _claim(winners[0]):
+            raise self._lacking("told one of simultaneous creators that it won, and kept another's object")
+        return True
 
     async def _stale_match(self, created: ObjectInfo) -> bool:
         key = self._key("create")
@@ -168,15 +169,22 @@ class _Round:
         try:
             await _unhurried(lambda: self._store.put_if_match(key, b"stale", created.etag))
         except PreconditionFailed:
-            return (await self._store.get(key)).body == BODY + b"!"
+            return await self._one_of(key, BODY + b"!", b"stale") != b"stale"
         return False
 
     async def _range(self) -> bool:
         key = self._key("range")
         await self._store.put(key, BODY)
         if (await self._store.get(key, start=100, length=50)).body != BODY[100:150]:
-            raise Unsupported(f"{self._store.url} answers a ranged GET with other bytes: blocks could not be fetched")
+            raise Unavailable(f"{self._store.url} answers a ranged GET with other bytes: blocks could not be fetched")
         return True
+
+    async def _one_of(self, key: ObjectKey, *bodies: bytes) -> bytes:
+        """Read what a PUT of ours made; bytes that nobody wrote say nothing about conditions."""
+        found = (await self._store.get(key)).body
+        if found not in bodies:
+            raise Unavailable(f"{key} in {self._store.url} came back with bytes that nobody wrote")
+        return found
 
     async def _listing(self) -> bool:
         names = [self._key(f"list/{number}") for number in range(LISTED_KEYS)]
@@ -195,6 +203,10 @@ class _Round:
 
     def _lacking(self, what: str) -> Unsupported:
         return Unsupported(f"store {self._store.url} {what}: {ADVICE}")
+
+
+def _claim(number: int) -> bytes:
+    return bytes([number]) * 16  # no flipped bit makes one rival's claim another's
 
 
 async def _unhurried(request: Callable[[], Awaitable[ObjectInfo]]) -> ObjectInfo:

@@ -60,6 +60,7 @@ THROTTLE_CODES: Final = frozenset(
 UNSUPPORTED_CODES: Final = frozenset({"NotImplemented", "UnsupportedOperation"})
 FULL_CODES: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
 TRANSIENT_4XX: Final = frozenset({"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"})
+SKEW_TOLD_S: Final = 300.0
 TOO_BIG: Final = "EntityTooLarge"
 
 NO_CREDENTIALS: Final = (
@@ -140,11 +141,13 @@ def _credentials(answer: Answer, said: str, now_s: float) -> SpotwarpError | Non
         return Denied(f"{said}; clocks differ: store {server}, this node {_shown(now_s)}; set this node's clock")
     if answer.code in FULL_CODES:
         return Unavailable(f"{said}; the store is full")
-    if answer.code == "AccessDenied":
-        return Denied(f"{said} (a store that hides absent keys says so too, unless listing the bucket is allowed)")
-    if answer.code in CREDENTIAL_CODES or answer.status in (401, 403):
-        return Denied(said)
-    return None
+    if answer.code not in CREDENTIAL_CODES and answer.status not in (401, 403):
+        return None
+    if answer.server_time_s is not None and abs(answer.server_time_s - now_s) > SKEW_TOLD_S:
+        said += f"; clocks differ: store {_shown(answer.server_time_s)}, this node {_shown(now_s)}"
+    if said.startswith(("GET", "HEAD")):
+        said += " (so says a store about absent keys too, to whom may not list the bucket)"
+    return Denied(said)
 
 
 def _condition(answer: Answer, said: str, now_s: float) -> SpotwarpError | None:

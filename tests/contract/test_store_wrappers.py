@@ -300,6 +300,17 @@ async def test_lost_answers_lead_to_no_verdict(entropy: Seeded, mode: str, monke
             assert world.modes[mode] == 0
 
 
+async def test_wrong_bytes_on_the_way_back_are_no_verdict(entropy: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spotwarp_fs.store.probe.PAUSE_MAX_S", 0.01)
+    async with _faulty() as (store, world):
+        for first_turn in range(4):
+            world.modes |= {"flipped_byte": 1, "flipped_byte_after": first_turn}
+            assert (await probe(store, entropy)).rounds == 2
+        world.modes["flipped_byte"] = ALWAYS
+        with pytest.raises(Unavailable):
+            await probe(store, entropy)
+
+
 async def test_a_store_that_never_answers_is_not_called_unfit(entropy: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spotwarp_fs.store.probe.PAUSE_MAX_S", 0.01)
     async with _faulty() as (store, world):
