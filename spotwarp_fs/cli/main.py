@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -38,6 +38,10 @@ COMMANDS: Final = {
 """Module and short help of each subcommand; the module's `command` is the command itself."""
 
 
+class ReaderLeft(Exception):
+    """Nobody reads standard output any more."""
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one when it is called."""
 
@@ -52,6 +56,13 @@ class LazyGroup(click.Group):
         found = importlib.import_module(f"spotwarp_fs.cli.{COMMANDS[cmd_name][0]}").command
         assert isinstance(found, click.Command)
         return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click itself would turn a reader that left into exit code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderLeft from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table, without importing any."""
@@ -94,7 +105,7 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         output.print_error(KeyboardInterrupt("interrupted"), INTERRUPTED, as_json=as_json)
         return INTERRUPTED
-    except BrokenPipeError:
+    except ReaderLeft:
         # The reader of `spotwarp cat … | head` left; the interpreter's own flush at exit must not complain again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -20,6 +20,7 @@ import trio
 
 from spotwarp_fs.cli import output
 from spotwarp_fs.cli.mounts import is_alive
+from spotwarp_fs.cli.reading import MAP_BYTES
 from spotwarp_fs.cli.stores import find_workspace, open_plain_store, open_store_of
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.policies import Policies
@@ -30,6 +31,7 @@ from spotwarp_fs.engine.heartbeat import Writer, read_beat
 from spotwarp_fs.engine.publish import find_head
 from spotwarp_fs.engine.session import Session, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.states import Latest
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.local.datafiles import SparseDataFiles
 from spotwarp_fs.local.disk import disk_free_bytes
@@ -107,7 +109,24 @@ async def _serving(
 ) -> AsyncIterator[Session]:
     journal = MemoryJournal()
     actor = Actor(os.getuid(), os.getgid(), os.getpid())
-    claim = Claim(workspace, store, workspace_id=workspace_id, actor=actor, takeover=wish.takeover, journal=journal)
+    maps: list[LmdbKV] = []
+
+    def fresh_map() -> LmdbKV:
+        maps.append(LmdbKV(directory / f"older-{len(maps)}", map_bytes=MAP_BYTES))
+        return maps[-1]
+
+    claim = Claim(
+        workspace,
+        store,
+        workspace_id=workspace_id,
+        actor=actor,
+        takeover=wish.takeover,
+        journal=journal,
+        fresh_map=fresh_map,
+        workspace_name=wish.workspace,
+        # A tool works on the head as it is; going back to something whole is for whoever mounts.
+        at=Latest(),
+    )
     writer = Writer(socket.gethostname(), os.getpid(), wish.doing, SystemWall().now_ns() / 1e9)
     ports = SessionPorts(workspace, store, workspace_id, journal, _Disk(directory), writer)
     async with serve(ports, claim) as session:

@@ -36,6 +36,8 @@ PIN_REFRESH_S = 60.0
 PIN_FRESH_S = 600.0
 """A pin younger than this, by the store's clock, keeps its state from the collector."""
 PIN_END_S = 2.0
+PIN_SETTLE_S = 0.5
+"""A quick command waits so long for its pin to be there, so that it can take it away again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Pin:
         self._key = pin_key(entropy.token_bytes(8).hex())
         self._body = json.dumps({"number": number}).encode()
         self._written = False
+        self._tried = trio.Event()
         self._ended = trio.CancelScope()
         self.refused = ""
         """Why the store did not take it; reading goes on without."""
@@ -88,10 +91,13 @@ class Pin:
                     self.refused = str(error)
                 except Unavailable:
                     pass  # the reads will say so, and the next round tries again
+                self._tried.set()
                 await trio.sleep(PIN_REFRESH_S)
 
     async def remove(self) -> None:
         """Take the pin away; one that stays ends by itself."""
+        with trio.move_on_after(PIN_SETTLE_S, shield=True):
+            await self._tried.wait()
         self._ended.cancel()
         if not self._written:
             return
@@ -184,17 +190,18 @@ class Reader:
         await self.maps.load(node.ino)
         send, receive = trio.open_memory_channel[_Fetch](self.workspace.settings.hydrate_parallel_max)
         begun: list[_Fetch] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._feed, node.ino, send, begun, nursery)
-            pieces = self._pieces(receive, begun, node.record.size)
-            try:
-                yield pieces
-            finally:
-                await pieces.aclose()
-                nursery.cancel_scope.cancel()
-                for fetch in begun:
-                    self._fetches.release_on_behalf_of(fetch)
-                begun.clear()
+        with _one_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._feed, node.ino, send, begun, nursery)
+                pieces = self._pieces(receive, begun, node.record.size)
+                try:
+                    yield pieces
+                finally:
+                    await pieces.aclose()
+                    nursery.cancel_scope.cancel()
+                    for fetch in begun:
+                        self._fetches.release_on_behalf_of(fetch)
+                    begun.clear()
 
     async def _feed(
         self, ino: Inode, send: trio.MemorySendChannel[_Fetch], begun: list[_Fetch], nursery: trio.Nursery
@@ -274,8 +281,8 @@ async def open_state(ports: ReadPorts, wish: StateWish) -> AsyncIterator[Reader]
             try:
                 yield reader
             finally:
-                nursery.cancel_scope.cancel()
                 await reader.close()
+                nursery.cancel_scope.cancel()
 
 
 async def _load_settled(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery) -> Reader:
