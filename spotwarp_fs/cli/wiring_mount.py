@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotwarp_fs.cli.daemon_wish import DaemonWish
 from spotwarp_fs.cli.derived import cache_directory, workspace_of
-from spotwarp_fs.cli.mounts import MountRecord, is_alive, remove_record
+from spotwarp_fs.cli.mounts import MountRecord, is_alive, mounts_directory, remove_record
 from spotwarp_fs.core.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
         raise UserError("the directory form is not built yet: `mount` has the FUSE form only", ExitCode.USAGE)
     check_fuse()
     mountpoint = real_path(wish.mountpoint)
-    if not wish.mountpoint.exists():
-        _make(wish.mountpoint)
+    _make(wish.mountpoint)
     daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, at=wish.at)
     if wish.foreground:
         return _foreground(daemon_wish, announce)
@@ -66,6 +65,9 @@ def flags_of(loaded: LoadedSettings) -> dict[str, Any]:
 def _make(mountpoint: Path) -> None:
     try:
         mountpoint.mkdir(parents=True)
+    except FileExistsError:
+        # Also said of a mount whose daemon died, which answers nothing else; `fuse.mounting` looks what is there.
+        return
     except OSError as error:
         raise UserError(f"{mountpoint} cannot be made: {error.strerror}", ExitCode.MOUNTPOINT) from error
 
@@ -134,5 +136,5 @@ def _clean_away(record: MountRecord, state_dir: Path) -> None:
     from spotwarp_fs.fuse import mounting, underlay
 
     mounting.clear_dead_mounts(record.mountpoint)
-    underlay.reopen(record.mountpoint, Path(record.cache_dir) / "underlay.json")
+    underlay.reopen(record.mountpoint, mounts_directory(state_dir) / "underlay.json")
     remove_record(state_dir, record.mountpoint)
