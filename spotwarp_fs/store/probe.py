@@ -63,7 +63,8 @@ async def probe(
 ) -> ProbeReport:
     """Try *store* and tell, or raise Unsupported naming what it lacks, or Unavailable when it keeps losing answers.
 
-    *store* must not retry by itself. *small_pages* is the same store with pages of two keys, to see listings continued.
+    *store* must not repeat conditional writes by itself (`Retrying` does not). *small_pages* is the same store with
+    pages of two keys, to see listings continued.
     Objects below `hints/probe/` are made and removed.
     """
     backoff = Backoff(entropy, first_s=min(0.1, PAUSE_MAX_S), most_s=PAUSE_MAX_S)

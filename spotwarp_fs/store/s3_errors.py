@@ -70,14 +70,15 @@ NO_CREDENTIALS: Final = (
     sdk.TokenRetrievalError,
     sdk.SSOError,
     sdk.MetadataRetrievalError,
+    # A credentials file that is being rewritten in place looks like these for a moment.
+    sdk.ConfigParseError,
+    sdk.ProfileNotFound,
 )
 MISTAKES: Final = (
     sdk.ParamValidationError,
-    sdk.ProfileNotFound,
     sdk.NoRegionError,
     sdk.InvalidRegionError,
     sdk.InvalidConfigError,
-    sdk.ConfigParseError,
     sdk.UnknownEndpointError,
 )
 

@@ -231,6 +231,10 @@ async def test_new_keys_in_the_credentials_file_are_taken_up(
     world.modes["old"] = ALWAYS
     with pytest.raises(Denied, match="InvalidAccessKeyId"):
         await store.put(A, b"two")
+    for half_written in ("", "[default\naws_acc"):
+        file.write_text(half_written)
+        with pytest.raises(Denied):
+            await store.put(A, b"two")
     _write_keys(file, "new")
     await store.put(A, b"two")
     assert world.access_ids[-1] == "new"
