@@ -16,7 +16,7 @@ from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import format_size
 
 CACHE_SHARE: Final = 0.8
-CACHE_BYTES_MIN: Final = 64 * MiB
+CACHE_BYTES_MIN: Final = 16 * MiB
 
 
 def default_workspace(mountpoint: Path, user: str | None = None) -> str:
@@ -56,7 +56,8 @@ def cache_budget(settings: Settings, *, free_bytes: int, cached_bytes: int) -> i
     room = free_bytes + cached_bytes
     if settings.cache_size is not None:
         return settings.cache_size
-    budget = min(int(room * CACHE_SHARE), room - settings.free_reserve)
+    # A small disk cannot spare the reserve that is right for a large one, and a full one must still restart.
+    budget = min(int(room * CACHE_SHARE), room - min(settings.free_reserve, room // 10))
     if budget < CACHE_BYTES_MIN:
         raise UserError(
             f"the cache's disk has {format_size(free_bytes)} free, of which free_reserve keeps "

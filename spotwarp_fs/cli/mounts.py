@@ -54,6 +54,11 @@ def socket_path(state_dir: Path, mountpoint: str | Path) -> Path:
     return mounts_directory(state_dir) / f"{mount_id(mountpoint)}.sock"
 
 
+def underlay_path(state_dir: Path, mountpoint: str | Path) -> Path:
+    """Return where it is noted how the directory below a mount looked."""
+    return mounts_directory(state_dir) / f"{mount_id(mountpoint)}.underlay"
+
+
 def write_record(state_dir: Path, record: MountRecord) -> None:
     """Create or replace a record."""
     path = record_path(state_dir, record.mountpoint)

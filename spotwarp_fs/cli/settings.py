@@ -189,7 +189,7 @@ class MountSettings(Section):
     )
     allow_other: bool = Field(
         default=True,
-        description="Let other users in, where that is permitted: for root, or with user_allow_other in /etc/fuse.conf.",
+        description="Let other users in where permitted: for root, or with user_allow_other in /etc/fuse.conf.",
     )
 
 

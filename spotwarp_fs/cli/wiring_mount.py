@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotwarp_fs.cli.daemon_wish import DaemonWish
 from spotwarp_fs.cli.derived import cache_directory, workspace_of
-from spotwarp_fs.cli.mounts import MountRecord, is_alive, mounts_directory, remove_record
+from spotwarp_fs.cli.mounts import MountRecord, is_alive, remove_record, underlay_path
 from spotwarp_fs.core.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     check_fuse()
     mountpoint = real_path(wish.mountpoint)
     _make(wish.mountpoint)
-    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, at=wish.at)
+    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at)
     if wish.foreground:
         return _foreground(daemon_wish, announce)
     name = workspace_of(settings, Path(mountpoint))
@@ -136,5 +136,5 @@ def _clean_away(record: MountRecord, state_dir: Path) -> None:
     from spotwarp_fs.fuse import mounting, underlay
 
     mounting.clear_dead_mounts(record.mountpoint)
-    underlay.reopen(record.mountpoint, mounts_directory(state_dir) / "underlay.json")
+    underlay.reopen(record.mountpoint, underlay_path(state_dir, record.mountpoint))
     remove_record(state_dir, record.mountpoint)

@@ -51,13 +51,15 @@ class MountOptions:
     read_ahead_kb: int = 4096
     max_background: int = 1024
     """Requests that may wait in the background queue; the kernel's 12 let an outage stop even closes (M1, M2)."""
+    underlay_path: Path | None = None
+    """Where it is noted how the directory below looked; by default in the cache, which may be lost before that."""
     tasks_max: int = 4096
     """Requests that may wait in handlers; pyfuse3's 99 let waiting writers stop an `unlink` that frees space (M4)."""
 
     @property
     def underlay_record(self) -> Path:
         """Where it is written down how the directory below looked."""
-        return self.cache_dir / "underlay.json"
+        return self.underlay_path or self.cache_dir / "underlay.json"
 
 
 class AlreadyMounted(UserError):

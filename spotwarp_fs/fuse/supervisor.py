@@ -46,6 +46,8 @@ LOG_BYTES_MAX: Final = 16 << 20
 STATE_FILE: Final = "supervisor.json"
 LOG_LOOK_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
+RESTARTED: Final = "--restarted"
+"""Appended to the daemon's argv after a death: such a daemon never takes a workspace over from anybody else (L11)."""
 OOM_ADJUST: Final = -800
 """A trainer that eats the memory is to be killed before the daemon that holds its checkpoints."""
 
@@ -115,7 +117,7 @@ def supervise(argv: list[str], *, mountpoint: str, log_path: Path, ready_fd: int
         if orphan is not None:
             code, orphan = _wait_for_orphan(orphan, watch, mountpoint), None
         else:
-            daemon, said = _start(argv, log_path)
+            daemon, said = _start(argv if starts == 1 else [*argv, RESTARTED], log_path)
             readiness.tell(watch.ready_fd, daemon=daemon.pid)
             record(Supervised(os.getpid(), daemon.pid, mountpoint, starts))
             code = _wait(daemon, watch, said, log_path)

@@ -102,6 +102,7 @@ def _store(record_path: Path, records: dict[str, UnderlayRecord]) -> None:
     if not records:
         record_path.unlink(missing_ok=True)
         return
+    record_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = record_path.with_name(record_path.name + ".new")
     with open(draft, "w") as file:
         json.dump([asdict(record) for record in records.values()], file)

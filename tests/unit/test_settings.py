@@ -248,9 +248,11 @@ def test_the_cache_budget_leaves_the_reserve_and_counts_the_cache_as_free() -> N
     settings = Settings()
     assert derived.cache_budget(settings, free_bytes=100 * gib, cached_bytes=0) == 80 * gib
     assert derived.cache_budget(settings, free_bytes=20 * gib, cached_bytes=80 * gib) == 80 * gib
-    assert derived.cache_budget(settings, free_bytes=2 * gib, cached_bytes=0) == gib
+    assert derived.cache_budget(settings, free_bytes=2 * gib, cached_bytes=0) == int(2 * gib * 0.8)
+    assert derived.cache_budget(Settings(free_reserve="30G"), free_bytes=100 * gib, cached_bytes=0) == 80 * gib  # type: ignore[arg-type]
+    assert derived.cache_budget(settings, free_bytes=0, cached_bytes=58 << 20) == int((58 << 20) * 0.8)
     with pytest.raises(UserError) as caught:
-        derived.cache_budget(settings, free_bytes=gib, cached_bytes=0)
+        derived.cache_budget(settings, free_bytes=15 << 20, cached_bytes=0)
     assert caught.value.exit_code is ExitCode.CACHE
     assert derived.cache_budget(Settings(cache_size="3G"), free_bytes=0, cached_bytes=0) == 3 * gib  # type: ignore[arg-type]
 

@@ -1,0 +1,190 @@
+"""What can be asked of a running mount: the operations behind `sync`, `status`, `snapshot` and `gc`.
+
+Invariant: every operation answers in plain values; nothing here mounts, claims or publishes by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
+from spotwarp_fs.cli.mounted import Served
+from spotwarp_fs.cli.settings import Settings
+from spotwarp_fs.core.errors import ExitCode, Fenced, UserError
+from spotwarp_fs.core.status import Status
+from spotwarp_fs.engine.readonly import Looking
+from spotwarp_fs.engine.report import Reporter
+from spotwarp_fs.engine.session import Drained, Session
+
+SYNC_TIMEOUT_S = 3600.0
+
+
+class WriterDesk:
+    """Operations of a writer's session."""
+
+    def __init__(self, wish: DaemonWish, settings: Settings, name: str, session: Session) -> None:
+        self._wish = wish
+        self._settings = settings
+        self._name = name
+        self._session = session
+        self._reporter = Reporter(session, workspace_name=name, store_url=settings.store_url())
+
+    def served(self, cache_path: Path) -> Served:
+        """Offer the session to a mount."""
+        return Served(
+            filesystem=self._session.filesystem,
+            workspace=self._session.workspace,
+            name=self._name,
+            cache_path=cache_path,
+            operations={"sync": self._sync, "status": self._status},
+            progress=self._progress,
+            drain=self._drain,
+            describe=self._describe,
+            background=self._reporter.run,
+        )
+
+    async def _drain(self, timeout_s: float) -> Drained:
+        return await self._session.drain(trio.current_time() + timeout_s)
+
+    def _describe(self) -> Ready:
+        session = self._session
+        resumed = session.claimed.resumed_from
+        now_s = session.publisher.server_now_s()
+        return Ready(
+            mountpoint=self._wish.mountpoint,
+            workspace=self._name,
+            store=self._settings.store_url(),
+            form="fuse",
+            created=session.claimed.created,
+            manifest=session.streamer.head.manifest.number,
+            age_s=max(0.0, now_s - resumed.created_s) if resumed is not None and now_s > 0 else 0.0,
+            logical_bytes=session.workspace.logical_bytes,
+            files=session.workspace.files,
+            read_only=session.workspace.fenced is not None,
+            daemon_pid=os.getpid(),
+            left_out=session.claimed.left_out,
+        )
+
+    def _progress(self) -> dict[str, Any]:
+        left = self._session.workspace.dirty_blocks << 20
+        done = self._session.packs.bytes_uploaded
+        return {"done_bytes": done, "total_bytes": done + left, "phase": "publishing"}
+
+    async def _sync(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        session = self._session
+        if session.workspace.fenced is not None:
+            raise Fenced(str(session.workspace.fenced))
+        timeout_s = float(request.get("timeout_s", SYNC_TIMEOUT_S))
+        number: int | None = None
+        with trio.move_on_after(timeout_s):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_raise_when_fenced, session)
+                number = await session.streamer.barrier()
+                nursery.cancel_scope.cancel()
+        if number is None:
+            reason = session.health.last_error or "the store is slower than what was written"
+            raise UserError(f"not everything was published within {timeout_s:.0f} s: {reason}", ExitCode.NOT_SAVED)
+        return {"manifest": number}
+
+    async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return _with_process(await self._reporter.status(), self._wish).to_dict()
+
+
+async def _raise_when_fenced(session: Session) -> None:
+    await session.fenced.wait()
+    raise Fenced(str(session.workspace.fenced))
+
+
+class ReaderDesk:
+    """Operations of a mount that only looks."""
+
+    def __init__(self, wish: DaemonWish, settings: Settings, name: str, looking: Looking) -> None:
+        self._wish = wish
+        self._settings = settings
+        self._name = name
+        self._looking = looking
+        self._started_s = trio.current_time()
+
+    def served(self, cache_path: Path) -> Served:
+        """Offer the state to a mount."""
+        return Served(
+            filesystem=self._looking.filesystem,
+            workspace=self._looking.reader.workspace,
+            name=self._name,
+            cache_path=cache_path,
+            operations={"status": self._status, "sync": self._refuse_sync},
+            progress=dict,
+            drain=self._drain,
+            describe=self._describe,
+            background=trio.sleep_forever,
+        )
+
+    async def _drain(self, timeout_s: float) -> Drained:
+        await trio.lowlevel.checkpoint()
+        return Drained(True, self._looking.reader.manifest.number)
+
+    def _age_s(self) -> float:
+        reader = self._looking.reader
+        return max(0.0, reader.server_time_s - reader.manifest.created_s)
+
+    def _describe(self) -> Ready:
+        reader = self._looking.reader
+        return Ready(
+            mountpoint=self._wish.mountpoint,
+            workspace=self._name,
+            store=self._settings.store_url(),
+            form="fuse",
+            created=False,
+            manifest=reader.manifest.number,
+            age_s=self._age_s(),
+            logical_bytes=reader.workspace.logical_bytes,
+            files=reader.workspace.files,
+            read_only=True,
+            daemon_pid=os.getpid(),
+            notes=(f"the state is not pinned: {reader.unpinned}",) if reader.unpinned else (),
+        )
+
+    async def _refuse_sync(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        raise UserError("this mount is read-only: there is nothing to publish")
+
+    async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        reader, budget = self._looking.reader, self._looking.budget
+        status = Status(
+            workspace=self._name,
+            store=self._settings.store_url(),
+            form="fuse",
+            mode="reader",
+            head_number=reader.manifest.number,
+            head_age_s=self._age_s() + trio.current_time() - self._started_s,
+            writer_epoch=reader.manifest.writer_epoch,
+            session=reader.manifest.session,
+            rpo_seconds=0.0,
+            dirty_bytes=0,
+            unpublished_bytes=0,
+            cache_used_bytes=budget.used_bytes,
+            cache_budget_bytes=budget.limit_bytes,
+            read_only=True,
+            store_reachable=reader.health.reachable,
+            store_error=reader.health.last_error or None,
+            files=reader.workspace.files,
+            logical_bytes=reader.workspace.logical_bytes,
+        )
+        return _with_process(status, self._wish).to_dict()
+
+
+def _with_process(status: Status, wish: DaemonWish) -> Status:
+    return replace(status, daemon_pid=os.getpid(), supervisor_pid=wish.supervisor_pid, rss_bytes=resident_bytes())
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory, in bytes (0 where the system does not say)."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
