@@ -14,7 +14,7 @@ from spotwarp_fs.core.layout import pack_id, pack_key
 from spotwarp_fs.core.packs import TRAILER_BYTES, PackBuilder, same_pack
 from spotwarp_fs.core.ports import Lane, ObjectStore, Work
 from spotwarp_fs.core.records import FrameRef
-from spotwarp_fs.core.types import PackId, pack_epoch
+from spotwarp_fs.core.types import ObjectKey, PackId, pack_epoch
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -61,12 +61,19 @@ class PackStore:
         try:
             await self._store.put_if_absent(key, body, lane=lane)
         except PreconditionFailed:
-            found = await self._store.head(key, lane=lane)
-            start = max(0, found.size_bytes - TRAILER_BYTES)
-            tail = await self._store.get(key, start=start, length=TRAILER_BYTES, lane=lane)
-            if not same_pack(body, stored_size=found.size_bytes, stored_trailer=tail.body):
+            if not await self._is_ours(key, body, lane):
                 raise
         self._health.succeeded()
+
+    async def _is_ours(self, key: ObjectKey, body: bytes, lane: Lane) -> bool:
+        """Whether *key* holds *body*; a difference counts when seen again: damage on the way is likelier."""
+        found = await self._store.head(key, lane=lane)
+        start = max(0, found.size_bytes - TRAILER_BYTES)
+        for _ in range(CORRUPT_TRIES):
+            tail = await self._store.get(key, start=start, length=TRAILER_BYTES, lane=lane)
+            if same_pack(body, stored_size=found.size_bytes, stored_trailer=tail.body):
+                return True
+        return False
 
     async def _renamed(self, builder: PackBuilder, body: bytes) -> tuple[PackBuilder, bytes]:
         """The name is taken by other bytes: the same frames under a new one."""
