@@ -95,16 +95,19 @@ def rebuild(txn: KVWrite, head_seq: ChangeSeq, records: Iterable[Record]) -> Reb
         trusted=trusted,
         sizes={ino: verdicts[ino].size for ino in trusted},
         cut_back=tuple(verdict.report for verdict in verdicts.values() if verdict.report is not None),
-        journal=(*sessions, *_as_records(txn, counter.seq, trusted)),
+        journal=(*sessions, *_as_records(txn, counter.seq, verdicts)),
     )
 
 
-def _as_records(txn: KVWrite, seq: ChangeSeq, trusted: Iterable[Inode]) -> list[Record]:
-    """The rebuilt changes as one record, so that a second power loss finds nothing of what was cut back."""
+def _as_records(txn: KVWrite, seq: ChangeSeq, judged: Iterable[Inode]) -> list[Record]:
+    """The rebuilt changes as one record, so that a second power loss finds nothing of what was cut back.
+
+    What was left of a file is proven, be it only its size: so each counts as synced.
+    """
     keys = [row[1:] for row, _ in txn.scan(*table_range(NodeTable.CHANGES))]
     drops = dropped_ranges(txn.scan(*table_range(NodeTable.RANGES)), seq)
     change_set = ChangeSet.of(drops, {key: txn.get(key) for key in keys})
-    return [Changes(seq, change_set), *(Synced(seq, ino) for ino in trusted)] if change_set else []
+    return [Changes(seq, change_set), *(Synced(seq, ino) for ino in judged)] if change_set else []
 
 
 class _Block:

@@ -184,7 +184,7 @@ class _MemoryWrite:
 class _MemoryFile:
     """A sparse file: what a reader sees, what the disk holds for sure, and which pages differ."""
 
-    __slots__ = ("content", "disk", "pages", "unsynced")
+    __slots__ = ("content", "disk", "emptied", "pages", "unsynced")
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -192,6 +192,8 @@ class _MemoryFile:
         """Content at the last sync; None while the file's very name may be lost."""
         self.pages: set[int] = set()
         self.unsynced: set[int] = set()
+        self.emptied: set[int] = set()
+        """Pages that were a hole at some time since the last sync: filesystems journal that before they write data."""
 
     def change(self, offset: int, data: bytes) -> None:
         stop = offset + len(data)
@@ -207,6 +209,7 @@ class _MemoryFile:
             pages = range(size // PAGE_BYTES, -(-len(self.content) // PAGE_BYTES))
             del self.content[size:]
             self.unsynced.update(pages)
+            self.emptied.update(range(-(-size // PAGE_BYTES), pages.stop))
             self.pages.difference_update(range(-(-size // PAGE_BYTES), pages.stop))
 
     def punch(self, offset: int, length: int) -> None:
@@ -216,7 +219,9 @@ class _MemoryFile:
         self.content[offset:stop] = bytes(stop - offset)
         self.unsynced.update(range(offset // PAGE_BYTES, -(-stop // PAGE_BYTES)))
         last = -(-stop // PAGE_BYTES) if stop == len(self.content) else stop // PAGE_BYTES
-        self.pages.difference_update(range(-(-offset // PAGE_BYTES), last))
+        emptied = range(-(-offset // PAGE_BYTES), last)
+        self.pages.difference_update(emptied)
+        self.emptied.update(emptied)
 
     def read(self, offset: int, length: int) -> bytes:
         found = bytes(self.content[offset : offset + length])
@@ -225,17 +230,20 @@ class _MemoryFile:
     def sync(self) -> None:
         self.disk = bytes(self.content)
         self.unsynced.clear()
+        self.emptied.clear()
 
     def lose_power(self, rng: Chance) -> None:
-        """Let each page that is not synced be the old or the new one."""
+        """Let each page that is not synced be the old or the new one, or empty if it was so in between."""
         old = self.disk or b""
         size = len(self.content) if rng.random() < 0.5 else len(old)
         after = bytearray(old[:size].ljust(size, b"\0"))
         for page in sorted(self.unsynced):
             start = page * PAGE_BYTES
+            stop = min(start + PAGE_BYTES, size)
             if start < size and rng.random() < 0.5:
-                stop = min(start + PAGE_BYTES, size)
                 after[start:stop] = self.read(start, stop - start)
+            elif start < size and page in self.emptied and rng.random() < 0.5:
+                after[start:stop] = bytes(stop - start)
         self.content = after
         self.pages = {page for page in range(-(-size // PAGE_BYTES)) if any(after[page * PAGE_BYTES :][:PAGE_BYTES])}
         self.sync()
