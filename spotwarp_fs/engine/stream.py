@@ -359,18 +359,19 @@ class Streamer:
                 continue
             urgent, self._urgent = self._urgent, False
             before = trio.current_time() - (0.0 if urgent else settings.cold_after_s)
-            for ino, block in self._cold(before, settings.early_upload_batch):
+            for ino, block in self._cold(before, settings.early_upload_batch, unnamed=urgent):
                 if ws.cut is not None:
                     break
                 await self._sealer.submit(ino, block, None)
             if urgent:
                 self._sealer.flush()
 
-    def _cold(self, before: float, count_max: int) -> list[tuple[Inode, BlockIndex]]:
+    def _cold(self, before: float, count_max: int, *, unnamed: bool) -> list[tuple[Inode, BlockIndex]]:
+        """Dirty blocks to send; those of files without a name only for room: no manifest will have them (P-10)."""
         found: list[tuple[Inode, BlockIndex]] = []
         with self._ws.kv.read() as view:
             for ino, blocks in self._ws.dirty.items():
-                if view.get(ino_key(NodeTable.ORPHANS, ino)) is not None:
+                if not unnamed and view.get(ino_key(NodeTable.ORPHANS, ino)) is not None:
                     continue
                 for block, written_s in blocks.items():
                     if written_s <= before and not self._sealer.busy_with(ino, block):
