@@ -64,6 +64,8 @@ def push(
         if before is not None and wipes and not replace:
             raise refusal(workspace, directory, before, scan)
         async with writing(loaded.settings, wish) as session:
+            if not takeover:
+                check_unmoved(session, workspace, before)
             return await _push(session, workspace, scan, before.number if before and wipes else None, on_progress)
 
     return run(pushed)
@@ -105,6 +107,18 @@ def refusal(workspace: str, directory: Path, before: Before, after: Scan) -> Use
         f"present state then stays readable for 7 days with --at {before.number})",
         ExitCode.WOULD_WIPE,
     )
+
+
+def check_unmoved(session: Session, workspace: str, before: Before | None) -> None:
+    """Refuse when somebody published between the look at the present state and the claim: he was not compared."""
+    found = session.claimed.resumed_from
+    looked_at = before.number if before is not None else None
+    if (found.number if found is not None else None) != looked_at and (found is None or found.files):
+        raise UserError(
+            f"workspace {workspace} was at manifest {looked_at or 'none'} and somebody else has just published "
+            f"manifest {found.number if found is not None else 1}; nothing was pushed, try again",
+            ExitCode.LIVE_WRITER,
+        )
 
 
 async def _push(

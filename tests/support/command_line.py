@@ -5,6 +5,7 @@ Nothing is shared with the process under test but the store.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import subprocess
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
+from spotwarp_fs.cli import main
 from spotwarp_fs.core.layout import encode_identity, workspace_identity_key
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.requests import AttributeChange
@@ -36,16 +39,35 @@ class CommandLine:
     store: str
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, *arguments: str, text: bool = True) -> subprocess.CompletedProcess[Any]:
+    @property
+    def whole_environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPOTWARP_", "AWS_"))}
-        environment = {**kept, "HOME": str(self.home), "SPOTWARP_STORE": self.store, **self.environment}
+        return {**kept, "HOME": str(self.home), "SPOTWARP_STORE": self.store, **self.environment}
+
+    def run(self, *arguments: str, text: bool = True) -> subprocess.CompletedProcess[Any]:
         command = [sys.executable, "-c", RUN, *arguments]
+        environment = self.whole_environment
         return subprocess.run(command, env=environment, capture_output=True, text=text, timeout=60, check=False)
 
     def ok(self, *arguments: str) -> str:
         done = self.run(*arguments)
         assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return str(done.stdout)
+
+    def here(self, *arguments: str, code: int = 0) -> str:
+        """Run in this process, which is quicker; returns the output, errors included."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in set(os.environ) - set(self.whole_environment):
+                patch.delenv(name)
+            for name, value in self.whole_environment.items():
+                patch.setenv(name, value)
+            shown = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+            patch.setattr(sys, "stdout", shown)
+            patch.setattr(sys, "stderr", shown)
+            found = main.run(list(arguments))
+        text = shown.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        assert found == code, f"{arguments}: {found}\n{text}"
+        return str(text)
 
 
 async def write(session: Session, path: str, data: bytes, *, at: int = 0, parent: Inode = ROOT_INODE) -> Inode:
