@@ -118,6 +118,18 @@ class Files:
         """The block map of a new inode is whole."""
         self._maps.is_whole(ino)
 
+    async def load_map(self, ino: Inode) -> None:
+        """Return when the block map of *ino* is whole, or the inode gone."""
+        with self._ws.kv.read() as view:
+            gone = view.get(inode_key(ino)) is None
+        if gone:
+            return
+        self.pin(ino)
+        try:
+            await self._maps.load(ino)
+        finally:
+            self.unpin(ino)
+
     async def open(self, ino: Inode, flags: int, actor: Actor) -> Handle:
         """Open; with O_TRUNC this call truncates."""
         writable = flags & O_ACCMODE != os.O_RDONLY

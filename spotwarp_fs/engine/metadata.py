@@ -29,6 +29,8 @@ class Metadata:
         self._packs = packs
         self._kept: OrderedDict[FrameRef, list[Put]] = OrderedDict()
         self.bytes_read = 0
+        self.unnamed: set[PackId] = set()
+        """Packs of this session that no collection has seen in use yet: never candidates for one (C9)."""
 
     async def _frame(self, ref: FrameRef) -> bytes:
         self.bytes_read += ref.stored_bytes
@@ -47,6 +49,15 @@ class Metadata:
         if not root.sections:
             return root.records
         return concat(await self._all(root.sections))
+
+    async def change_set_and_frames(self, manifest: Manifest) -> tuple[ChangeSet, list[FrameRef]]:
+        """Read everything that *manifest* changed, and say in which frames it lies."""
+        if manifest.changes is None:
+            return ChangeSet(), []
+        root = await self.root(manifest.changes)
+        if not root.sections:
+            return root.records, [manifest.changes]
+        return concat(await self._all(root.sections)), [manifest.changes, *(s.frame for s in root.sections)]
 
     async def tree_puts(self, root: Root) -> list[list[Put]]:
         """Read the sections of a base that a mount needs at once: everything but block maps."""
@@ -82,6 +93,8 @@ class Metadata:
 
     async def upload(self, packs: list[tuple[PackId, bytes]]) -> None:
         """Bring finished metadata packs into the store, side by side."""
+
+        self.unnamed.update(pack for pack, _ in packs)
 
         async def one(item: tuple[PackId, bytes]) -> None:
             await self._packs.upload_body(*item)

@@ -7,7 +7,7 @@ the store has acknowledged its pack (C6). One pipeline serves the cut and the ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.collection import condemned_key
 from spotwarp_fs.core.errors import Fenced
 from spotwarp_fs.core.extents import valid_bytes
 from spotwarp_fs.core.frames import digest, encode_frame, is_zero
@@ -128,7 +129,7 @@ class Sealer:
     @property
     def bytes_unnamed(self) -> int:
         """Uploaded bytes that no published manifest names yet."""
-        return sum(self._unnamed_bytes[pack] for pack in self.unnamed)
+        return sum(self._unnamed_bytes.values())
 
     def named(self, change_set: ChangeSet) -> None:
         """A published manifest names these frames: their packs are like any other from now on."""
@@ -137,6 +138,29 @@ class Sealer:
                 pack = FrameRef.decode(value).pack
                 self.unnamed.discard(pack)
                 self._unnamed_bytes.pop(pack, None)
+
+    async def store_pack(self, builder: PackBuilder) -> tuple[FrameRef, ...]:
+        """Bring a pack into the store, safe from collection from its first byte on; raises Fenced."""
+        self.unnamed.add(builder.pack)
+        refs = await self._packs.upload(builder)
+        for ref in refs:
+            self.unnamed.add(ref.pack)
+            self._unnamed_bytes[ref.pack] = self._unnamed_bytes.get(ref.pack, 0) + ref.stored_bytes
+            self.bytes_sealed += ref.stored_bytes
+        return refs
+
+    def acknowledged(self) -> frozenset[PackId]:
+        """Packs that the store has and no published manifest names yet."""
+        return frozenset(self._unnamed_bytes)
+
+    def settled(self, packs: Iterable[PackId]) -> None:
+        """A cut that began when these were acknowledged is published.
+
+        What it does not name of them is named by the live map, or was overwritten before anybody could see it.
+        """
+        for pack in packs:
+            self.unnamed.discard(pack)
+            self._unnamed_bytes.pop(pack, None)
 
     async def _prepare(self, job: Job) -> None:
         """Read and encode a job's block, then put it into the open pack."""
@@ -207,7 +231,8 @@ class Sealer:
         """A frame with this content that the store has and nobody has condemned."""
         with self._ws.kv.read() as view:
             value = view.get(NodeTable.DEDUP + name)
-        return None if value is None else FrameRef.decode(value)
+            ref = None if value is None else FrameRef.decode(value)
+            return None if ref is None or view.get(condemned_key(ref.pack)) is not None else ref
 
     def _waiting(self, name: bytes) -> list[Job] | None:
         if self._open is not None and name in self._open.jobs:
@@ -236,17 +261,13 @@ class Sealer:
         self._uploading.update(pack.jobs)
         try:
             async with self._uploads:
-                refs = await self._packs.upload(pack.builder)
+                refs = await self.store_pack(pack.builder)
         except Fenced as fenced:
             for job in (job for jobs in pack.jobs.values() for job in jobs):
                 if job.cut is not None:
                     job.cut.abandon(str(fenced))
                 self._finish(job)
             return
-        for ref in refs:
-            self.unnamed.add(ref.pack)
-            self._unnamed_bytes[ref.pack] = self._unnamed_bytes.get(ref.pack, 0) + ref.stored_bytes
-            self.bytes_sealed += ref.stored_bytes
         with self._ws.kv.write() as txn:
             for ref in refs:
                 txn.put(NodeTable.DEDUP + ref.digest, ref.encode())

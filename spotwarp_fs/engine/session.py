@@ -8,7 +8,7 @@ publishes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,23 +16,26 @@ import trio
 
 from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, SpotwarpError, Unavailable
 from spotwarp_fs.core.journal import JournalLog
-from spotwarp_fs.core.ports import ObjectStore
+from spotwarp_fs.core.ports import KVRead, ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
 from spotwarp_fs.engine.claim import Claim, Claimed
+from spotwarp_fs.engine.collect import Collector
 from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.files import Files
 from spotwarp_fs.engine.filesystem import Filesystem
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import Heartbeat, Writer
+from spotwarp_fs.engine.history import History
 from spotwarp_fs.engine.hydrate import Hydrator
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher
-from spotwarp_fs.engine.rebase import Rebaser
+from spotwarp_fs.engine.rebase import NewBase, Rebaser
 from spotwarp_fs.engine.seal import Sealer
+from spotwarp_fs.engine.snapshots import Snapshots
 from spotwarp_fs.engine.stream import Streamer
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -84,6 +87,9 @@ class Session:
     health: StoreHealth
     heartbeat: Heartbeat
     claimed: Claimed
+    history: History
+    collector: Collector
+    snapshots: Snapshots
     started_s: float
     fenced: trio.Event = field(default_factory=trio.Event)
     streaming: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -145,6 +151,8 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(session.streamer.upload_early)
             nursery.start_soon(_beat, session)
             nursery.start_soon(session.rebaser.run)
+            nursery.start_soon(session.history.run)
+            nursery.start_soon(session.collector.run)
             yield session
             ws.stopping = True
             session.streamer.end_waits(Unavailable("the session ends"))
@@ -197,13 +205,23 @@ def _wire(
         rebaser=rebaser, maps=maps, settle_marks=files.settle_marks,
     )  # fmt: skip
     streamer.on_published.append(rebaser.consider)
+    history = History(ws, ports.store, publisher, health)
+    collector = Collector(ws, ports.store, metadata, publisher, sealer, history, claimed, files.load_map)
+    streamer.on_published += [history.published, collector.published]
+    streamer.may_rebase = history.complete.is_set
+    streamer.before_cut += [_retention_rows(history), collector.rows_before_cut]
     filesystem = Filesystem(ws, files)
     filesystem.reap_orphans()
     heartbeat = Heartbeat(ports.store, ports.writer, publisher, health)
     return Session(
         ports, filesystem, rebaser, files, streamer, sealer, hydrator, maps, metadata, packs, publisher, durability,
-        budget, health, heartbeat, claimed, trio.current_time(),
+        budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
+        trio.current_time(),
     )  # fmt: skip
+
+
+def _retention_rows(history: History) -> Callable[[KVRead, NewBase | None], Mapping[bytes, bytes | None]]:
+    return lambda view, base: history.rows_before_cut(view, None if base is None else base.number)
 
 
 async def _stream(session: Session) -> None:

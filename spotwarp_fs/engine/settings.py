@@ -61,6 +61,18 @@ class EngineSettings:
     rebase_bytes_min: int = 4 * MiB
     """Change sets smaller than this in all are not worth a new base."""
 
+    collect_first_s: float = 300.0
+    """The first collection of a session, after it began to serve."""
+    collect_period_s: float = 600.0
+    grace_s: float = 600.0
+    """A pack is deleted this long after a published state condemned it."""
+    condemn_changes_max: int = 100_000
+    """With more unpublished changes than this nothing is condemned: looking at them would stall requests."""
+    repack_bytes_max: int = 512 * MiB
+    """Bytes copied out of sparse packs by one collection."""
+    closes_wait_s: float = 1.0
+    """A cut waits this long for atomic files that were flushed and are about to be released (C11)."""
+
     drain_s: float = 120.0
     fence_grace_s: float = 2.0
     inode_batch: int = 1024

@@ -6,7 +6,7 @@ Invariant: one unpublished cut at a time (H8); a barrier is answered by a cut th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -19,7 +19,7 @@ from spotwarp_fs.core.errors import SpotwarpError
 from spotwarp_fs.core.inflight import InFlight
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest
-from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.ports import KVRead, Work
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     BlockState,
@@ -95,8 +95,10 @@ class Streamer:
         self.abandoned_cuts = 0
         self.only_when_asked = False
         """Cut at barriers only: a tool that replaces a tree must not publish half of it."""
-        self.extra_changes: Callable[[], dict[bytes, bytes | None]] = dict
-        """Bookkeeping rows (retention, condemned packs) that the next manifest takes along."""
+        self.before_cut: list[Callable[[KVRead, NewBase | None], Mapping[bytes, bytes | None]]] = []
+        """Asked in the step of each cut, when no cut is open, for bookkeeping rows that its manifest must have."""
+        self.may_rebase: Callable[[], bool] = lambda: True
+        """Whether it is known which states older than a new base must stay."""
         self.on_published: list[Callable[[Head, ChangeSet], None]] = []
 
     @property
@@ -202,8 +204,45 @@ class Streamer:
             max_age_ns = int(self._ws.settings.atomic_max_age_s * 1e9)
             return inflight.in_flight(view, self._ws.policies, self._ws.wall.now_ns(), found, max_age_ns)
 
+    async def _let_closes_arrive(self) -> None:
+        """Wait a moment for files whose close is on its way: RELEASE comes late (C11)."""
+        ws = self._ws
+        deadline = trio.current_time() + ws.settings.closes_wait_s
+        while trio.current_time() < deadline and self._closing_atomic():
+            with trio.move_on_at(deadline):
+                await ws.released.wait()
+            if ws.released.is_set():
+                ws.released = trio.Event()
+
+    def _closing_atomic(self) -> bool:
+        with self._ws.kv.read() as view:
+            places = inflight.Names(view, self._ws.policies)
+            for ino in inflight.closing(view, self._ws.wall.now_ns()):
+                for parent, name in places.of(ino):
+                    place = places.place(parent)
+                    if place is not None and (place.within or self._ws.policies.is_atomic(name)):
+                        return True
+        return False
+
+    def _put_bookkeeping(self, base: NewBase | None) -> None:
+        """Give the state about to be cut the rows that it must have: one step with the cut."""
+        ws = self._ws
+        with ws.kv.read() as view:
+            rows = [row for rows in self.before_cut for row in rows(view, base).items()]
+        if rows:
+            with ws.change() as recorder:
+                for key, value in rows:
+                    if value is None:
+                        recorder.delete(key)
+                    else:
+                        recorder.put(key, value)
+
     async def _cut_and_publish(self, *, barrier: bool) -> None:
         ws = self._ws
+        await self._let_closes_arrive()
+        base = self._rebaser.ready if self.may_rebase() else None
+        self._put_bookkeeping(base)
+        acknowledged = self._sealer.acknowledged()
         begun = trio.current_time()
         self._last_begun_s = begun
         # An early job in the pipeline keeps its generation; what it acknowledges later is simply known by digest.
@@ -217,19 +256,16 @@ class Streamer:
             found = self._judge(cut)
             await self._sealer.seal_cut(cut)
             change_set = await ws.workers.run(Work.CPU, export, cut)
-            extra = self.extra_changes()
-            if extra:
-                change_set = ChangeSet(change_set.drops, tuple(sorted({**dict(change_set.changes), **extra}.items())))
             if change_set or (barrier and not self.head.manifest.barrier) or found.items != self._listed():
                 written = await self._write(change_set)
                 cut.check()
                 cut.sent = True
-                base = self._rebaser.ready
                 manifest = self._manifest(cut, written, found, counters, base)
                 head = await self._publisher.publish(manifest)
                 if base is not None:
                     self._rebaser.ready = None
                 await self._confirm(cut, head, change_set)
+                self._sealer.settled(acknowledged)
                 if base is not None:
                     await self._use_base(base)
             published = True

@@ -28,6 +28,7 @@ from spotwarp_fs.store.memory import MemoryStore
 from spotwarp_fs.store.scoped import Scoped
 
 WORKSPACE_ID = "0123456789abcdef"
+WALL_S = 1_700_000_000
 ACTOR = Actor(uid=1000, gid=1000, pid=1)
 
 
@@ -45,7 +46,7 @@ class VirtualWall:
     """Wall time that follows trio's clock."""
 
     def now_ns(self) -> int:
-        return 1_700_000_000_000_000_000 + int(trio.current_time() * 1e9)
+        return WALL_S * 1_000_000_000 + int(trio.current_time() * 1e9)
 
 
 class MemoryJournal:
@@ -145,5 +146,5 @@ async def start(
 
 
 def new_store() -> MemoryStore:
-    """An empty store."""
-    return MemoryStore()
+    """An empty store whose clock is right."""
+    return MemoryStore(now=lambda: WALL_S + trio.current_time())
