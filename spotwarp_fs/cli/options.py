@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AT_HELP = (
-    "State to use: `latest`, `quiescent`, a manifest number, a snapshot's name, a time as in 2026-01-31T12:00Z, or an age "
-    "as in 2h."
+    "State to use: `latest`, `quiescent`, a manifest number, a snapshot's name, a time as in 2026-01-31T12:00Z, or an "
+    "age as in 2h."
 )
 
 
