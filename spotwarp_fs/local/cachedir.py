@@ -1,224 +1,269 @@
-"""The cache directory: one workspace's local state on this node, held by one daemon at a time.
+"""The directory in which one node keeps one workspace: whose it is, who holds it, and whether its map may be believed.
 
-    <cache>/identity.json    format, workspace (store and name), workspace id, boot id, how the last daemon ended
-    <cache>/lock             flock of the daemon that serves it
-    <cache>/map/             the LMDB map; thrown away when the boot id has changed
-    <cache>/data/ spool/     contents of files; what a cut still needs
-    <cache>/journal          the fsync journal
-    <cache>/salvage/<n>/     states that another writer went past, as they were
+    <cache>/lock                     flock of the daemon that uses it; its pid
+    <cache>/identity                 JSON: format version, workspace
+    <cache>/state/map/               LMDB; `trusted` in it names the boot (and the directory) it was made under
+    <cache>/state/journal            fsync journal
+    <cache>/state/data, state/spool  data files, what cuts have set aside
+    <cache>/salvage/<n>-<time>/      a `state` moved here whole, with `reason`
 
-Invariant: nothing here is used without the lock; a cache that belongs to another workspace is refused, never reused.
+Invariant: one daemon per cache directory, one workspace per cache directory, and `state` is moved as one, so that a map
+never stands beside another map's bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import shutil
-import uuid
-from dataclasses import asdict, dataclass, replace
+import time
 from pathlib import Path
 from typing import Final
 
 from spotwarp_fs.core.errors import ExitCode, UserError
-from spotwarp_fs.local.disk import sync_directory
+from spotwarp_fs.local.boot import boot_id
+from spotwarp_fs.local.disk import disk_free_bytes, sync_directory
+from spotwarp_fs.local.mountinfo import fuse_mount_of
+from spotwarp_fs.local.punching import probe_punching
 
-FORMAT: Final = 1
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-STATE: Final = ("map", "data", "spool", "journal")
-"""What belongs to the state itself and moves into salvage together."""
+CACHE_FORMAT: Final = 1
+FREE_BYTES_MIN: Final = 16 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a cache directory says about itself."""
-
-    format: int
-    workspace: str
-    workspace_id: str | None = None
-    boot_id: str = ""
-    released: bool = False
-    """The last daemon had published everything and said goodbye."""
+_ADVICE: Final = {
+    errno.EROFS: "it lies on a read-only filesystem; choose another --cache-dir",
+    errno.ENOSPC: "the disk is full; free some space or choose another --cache-dir",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another --cache-dir",
+    errno.EACCES: "this user may not write there; choose another --cache-dir or change its owner",
+    errno.EPERM: "this user may not write there; choose another --cache-dir or change its owner",
+    errno.ENOTDIR: "a file stands in its path; choose another --cache-dir",
+    errno.EEXIST: "a file stands in its place; choose another --cache-dir",
+    errno.EOPNOTSUPP: "its filesystem cannot punch holes into files, so nothing could ever be evicted; "
+    "choose a --cache-dir on ext4, xfs, btrfs or tmpfs",
+}
 
 
 class CacheDir:
-    """An open, locked cache directory."""
+    """An open cache directory: locked, and of the right workspace."""
 
-    def __init__(self, path: Path, lock: int, identity: Identity, *, trusted: bool) -> None:
+    def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
-        self._lock = lock
-        self._identity = identity
-        self.trusted = trusted
-        """The map is from this boot; else it has been thrown away and must be rebuilt from head and journal."""
+        self.state = path / "state"
+        self.map_path = self.state / "map"
+        self.journal_path = self.state / "journal"
+        self._lock_fd = lock_fd
 
     @classmethod
-    def open(cls, path: Path, workspace: str) -> CacheDir:
-        """Create or take over the directory; raises UserError (CACHE) saying what is wrong with it and what to do."""
-        path = path.absolute()
+    def open(cls, path: Path, workspace: str, *, mountpoint: Path | None = None) -> CacheDir:
+        """Lock *path* for *workspace*, making it if it does not exist.
+
+        Raises UserError (ExitCode.CACHE) when it cannot be used, with the reason and what to do. Spools of an earlier
+        daemon are gone when this returns. A full disk is refused for a new cache only: a daemon that died on a full
+        disk must be able to come back and save what it has.
+        """
+        path = _refuse_fuse(path, mountpoint)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _bad(path, error) from error
+            raise _unusable(path, error) from error
         try:
-            identity = _read_identity(path, workspace)
-            trusted = identity.boot_id == boot_id()
-            opened = cls(path, lock, identity, trusted=trusted)
-            if not trusted:
-                shutil.rmtree(opened.map_path, ignore_errors=True)
-            shutil.rmtree(path / "spool", ignore_errors=True)
-            opened._note(replace(identity, boot_id=boot_id()))
-            return opened
-        except OSError as error:
-            os.close(lock)
-            raise _bad(path, error) from error
-        except UserError:
-            os.close(lock)
+            _lock(path, lock_fd)
+            cache = cls(path, lock_fd)
+            if cache._is_of(workspace):
+                cache._prepare()
+            else:
+                cache._begin(workspace)
+        except BaseException:
+            os.close(lock_fd)
             raise
+        return cache
 
     @property
-    def map_path(self) -> Path:
-        """Directory of the LMDB map."""
-        return self.path / "map"
+    def map_trusted(self) -> bool:
+        """May the map be believed: was it certified by this boot, and not copied here?"""
+        stamp = _stamp(self.map_path)
+        try:
+            return stamp is not None and (self.map_path / "trusted").read_text() == stamp
+        except FileNotFoundError:
+            return False
 
-    @property
-    def journal_path(self) -> Path:
-        """The fsync journal."""
-        return self.path / "journal"
+    def certify_map(self) -> None:
+        """Say that the map is complete (loaded or rebuilt) and may be believed until the next boot."""
+        stamp = _stamp(self.map_path)
+        if stamp is not None:
+            (self.map_path / "trusted").write_text(stamp)
+
+    def discard_map(self) -> None:
+        """Throw the map away: it comes from another boot, or was never completed. Data files and journal stay."""
+        # Removed first: a map that is half deleted must not look certified.
+        (self.map_path / "trusted").unlink(missing_ok=True)
+        shutil.rmtree(self.map_path, ignore_errors=False)
+        self.map_path.mkdir()
 
     @property
     def workspace_id(self) -> str | None:
         """The id of the workspace whose state is here; None while there is none."""
-        return self._identity.workspace_id
+        try:
+            return (self.state / "workspace_id").read_text().strip() or None
+        except FileNotFoundError:
+            return None
+
+    def note_workspace_id(self, workspace_id: str) -> None:
+        """Remember the workspace's id, so that a start can do without the store."""
+        (self.state / "workspace_id").write_text(workspace_id + "\n")
 
     @property
     def released(self) -> bool:
-        """The last daemon left nothing unpublished here."""
-        return self._identity.released
-
-    def note_workspace_id(self, workspace_id: str) -> None:
-        """Remember the workspace's id."""
-        self._note(replace(self._identity, workspace_id=workspace_id))
+        """The last daemon had published everything here and said goodbye."""
+        return (self.state / "released").exists()
 
     def note_released(self, *, released: bool) -> None:
-        """Remember whether anything here is not in the store."""
-        if released != self._identity.released:
-            self._note(replace(self._identity, released=released))
+        """Remember whether everything here is in the store."""
+        if released:
+            (self.state / "released").touch()
+        else:
+            (self.state / "released").unlink(missing_ok=True)
 
-    def _note(self, identity: Identity) -> None:
-        if identity == self._identity and (self.path / "identity.json").exists():
-            return  # a restart on a full disk must not need space
-        draft = self.path / "identity.json.new"
-        with open(draft, "w") as file:
-            json.dump(asdict(identity), file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path / "identity.json")
-        sync_directory(self.path)
-        self._identity = identity
+    def clear(self) -> None:
+        """Throw the state away: all of it is published, or none of it ever was."""
+        shutil.rmtree(self.state)
+        self._prepare()
 
     def used_bytes(self) -> int:
-        """What the state occupies on the disk (asked once, at start: it walks the data files)."""
+        """Return what the state occupies; walks it, so ask once."""
         total = 0
-        for name in STATE:
-            for directory, _, files in os.walk(self.path / name):
-                for file in files:
-                    try:
-                        total += os.lstat(os.path.join(directory, file)).st_blocks * 512
-                    except FileNotFoundError:
-                        continue
+        for directory, _, files in os.walk(self.state):
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(directory, name)).st_blocks * 512
         return total
 
     def set_aside_as_salvage(self, reason: str) -> Path:
-        """Move the state out of the way, whole, and say why it was left; returns where it lies."""
+        """Move the whole state to `salvage/<n>-<time>` and begin an empty one; map and journal must be closed."""
+        (self.state / "reason").write_text(reason + "\n")
         salvage = self.path / "salvage"
         salvage.mkdir(exist_ok=True)
-        taken = [int(entry.name) for entry in salvage.iterdir() if entry.name.isdecimal()]
-        place = salvage / str(max(taken, default=0) + 1)
-        place.mkdir()
-        (place / "reason.json").write_text(json.dumps({"reason": reason, **asdict(self._identity)}))
-        for name in STATE:
-            if (self.path / name).exists():
-                os.rename(self.path / name, place / name)
-        sync_directory(place)
-        sync_directory(self.path)
-        self._note(replace(self._identity, released=False, workspace_id=None))
-        return place
+        number = max((int(place.name.split("-")[0]) for place in self.salvages()), default=0) + 1
+        target = salvage / f"{number:04d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        os.rename(self.state, target)
+        for changed in (salvage, self.path):
+            sync_directory(changed)
+        self._prepare()
+        return target
 
-    def clear(self) -> None:
-        """Throw the state away: everything in it is published."""
-        for name in STATE:
-            target = self.path / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
-        self._note(replace(self._identity, released=False, workspace_id=None))
+    def salvages(self) -> list[Path]:
+        """Return what was set aside, oldest first."""
+        salvage = self.path / "salvage"
+        return sorted(salvage.iterdir()) if salvage.is_dir() else []
+
+    def free_bytes(self) -> int:
+        """Return what may still be written on its disk."""
+        return disk_free_bytes(self.path)
 
     def close(self) -> None:
         """Let another daemon have it."""
-        os.close(self._lock)
+        os.close(self._lock_fd)
+
+    def sweep(self) -> None:
+        """Delete the spools: every cut of an earlier daemon is abandoned (H8)."""
+        spool = self.state / "spool"
+        if spool.exists():
+            shutil.rmtree(spool)
+        spool.mkdir()
+
+    def _prepare(self) -> None:
+        """Make what is missing."""
+        try:
+            for directory in (self.state, self.map_path, self.state / "data"):
+                directory.mkdir(exist_ok=True)
+            self.sweep()
+            sync_directory(self.path)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def _begin(self, workspace: str) -> None:
+        """Try out what the disk must be able to do; then the new cache is this workspace's."""
+        self._prepare()
+        identity = self.path / "identity"
+        try:
+            probe_punching(self.state)
+            if self.free_bytes() < FREE_BYTES_MIN:
+                raise OSError(errno.ENOSPC, f"{self.free_bytes()} bytes are free")
+            written = identity.with_suffix(".new")
+            written.write_text(json.dumps({"format": CACHE_FORMAT, "workspace": workspace}) + "\n")
+            os.rename(written, identity)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def _is_of(self, workspace: str) -> bool:
+        """Refuse another workspace's cache; False for a new one."""
+        identity = self.path / "identity"
+        try:
+            found = json.loads(identity.read_bytes())
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"cache directory {self.path}: {identity} cannot be read ({error})", ExitCode.CACHE
+            ) from error
+        if found["format"] > CACHE_FORMAT:
+            raise UserError(
+                f"cache directory {self.path} has format {found['format']}, this program knows {CACHE_FORMAT}: "
+                "use the newer program or another --cache-dir",
+                ExitCode.NEWER_FORMAT,
+            )
+        if found["workspace"] != workspace:
+            raise UserError(
+                f"cache directory {self.path} belongs to workspace {found['workspace']}, not to {workspace}: "
+                "choose another --cache-dir",
+                ExitCode.CACHE,
+            )
+        return True
 
 
-def boot_id() -> str:
-    """Tell this boot of the machine from others: what was not synced does not survive into the next.
+def _refuse_fuse(path: Path, mountpoint: Path | None) -> Path:
+    """Return the real path, or refuse one whose use would make the daemon wait for itself (or for a sibling)."""
+    # First without touching it: a stat below a hung mount would hang here.
+    for place in (Path(os.path.abspath(path)), None):
+        real = place or Path(os.path.realpath(path))
+        inside = fuse_mount_of(real)
+        if inside is not None:
+            raise UserError(
+                f"cache directory {path} lies inside the FUSE mount {inside}: choose one on a local disk",
+                ExitCode.CACHE,
+            )
+        if mountpoint is not None and real.is_relative_to(os.path.abspath(mountpoint)):
+            raise UserError(
+                f"cache directory {path} lies inside the mountpoint {mountpoint}: choose one outside of it",
+                ExitCode.CACHE,
+            )
+    return real
 
-    Where the system does not say, every start counts as another boot.
-    """
+
+def _lock(path: Path, lock_fd: int) -> None:
     try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return uuid.uuid1().hex
-
-
-def _locked(path: Path) -> int:
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        os.close(lock)
+        holder = os.pread(lock_fd, 32, 0).decode(errors="replace").strip() or "unknown"
         raise UserError(
-            f"the cache directory {path} is in use by another daemon (pid {holder or 'unknown'}): "
-            "unmount that workspace, or choose another --cache-dir",
+            f"cache directory {path} is in use by a running daemon (pid {holder}): "
+            "unmount it first, or choose another --cache-dir",
             ExitCode.CACHE,
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
+    # Only a courtesy to whoever is refused; a full disk may refuse it to us.
+    with contextlib.suppress(OSError):
+        os.pwrite(lock_fd, f"{os.getpid():<20}\n".encode(), 0)
 
 
-def _read_identity(path: Path, workspace: str) -> Identity:
-    file = path / "identity.json"
-    if not file.exists():
-        return Identity(FORMAT, workspace)
-    try:
-        identity = Identity(**json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{file} is damaged ({error}): move {path} away, or choose another --cache-dir", ExitCode.CACHE
-        ) from error
-    if identity.format > FORMAT:
-        raise UserError(
-            f"the cache {path} has format {identity.format}, this version knows {FORMAT}: upgrade spotwarp",
-            ExitCode.NEWER_FORMAT,
-        )
-    if identity.workspace != workspace:
-        raise UserError(
-            f"the cache directory {path} belongs to {identity.workspace}, not to {workspace}: choose another "
-            "--cache-dir",
-            ExitCode.CACHE,
-        )
-    return identity
+def _stamp(map_path: Path) -> str | None:
+    """What a certified map carries: this boot, and this very directory (a copy of a live LMDB is torn)."""
+    boot = boot_id()
+    return None if boot is None else f"{boot} {map_path.stat().st_ino}\n"
 
 
-def _bad(path: Path, error: OSError) -> UserError:
-    what = {
-        errno.EROFS: "lies on a read-only filesystem",
-        errno.EACCES: "is not writable for this user",
-        errno.ENOSPC: "lies on a full disk: free some space",
-        errno.ENOTDIR: "is not a directory",
-    }.get(error.errno or 0, f"cannot be used: {error.strerror}")
-    return UserError(f"the cache directory {path} {what}; choose another with --cache-dir", ExitCode.CACHE)
+def _unusable(path: Path, error: OSError) -> UserError:
+    advice = _ADVICE.get(error.errno or 0, "choose another --cache-dir")
+    return UserError(f"cache directory {path} cannot be used ({error.strerror}): {advice}", ExitCode.CACHE)

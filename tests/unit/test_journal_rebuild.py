@@ -160,7 +160,8 @@ def test_C4_truncated_and_rewritten_without_fsync_is_empty_and_not_zeros() -> No
     head = {inode_key(F): inode(500, 1), block(0): published(1, 500).encode()}
     rewrite = changes(11, {inode_key(F): inode(300, 1), block(0): DIRTY.encode()}, drop=0)
     earlier: list[Record] = [changes(10, {block(0): DIRTY.encode()}), synced(10)]
-    for before in ([], earlier):
+    nothing: list[Record] = []
+    for before in (nothing, earlier):
         world = World(head, [*before, rewrite])
         assert world.size() == 0
         assert world.state(0) is None
