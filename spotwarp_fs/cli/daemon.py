@@ -84,7 +84,9 @@ async def run(wish: DaemonWish, ready: Callable[[Ready], None]) -> int:
     if wish.read_only:
         return await _look(wish, settings, name, ready)
     store = open_store_of(settings)
-    cache = CacheDir.open(cache_directory(settings, name), f"{settings.store_url()} {name}")
+    cache = CacheDir.open(
+        cache_directory(settings, name), f"{settings.store_url()} {name}", mountpoint=Path(wish.mountpoint)
+    )
     try:
         _check_trust(cache)
         while True:
@@ -107,12 +109,12 @@ def _check_mount(options: MountOptions) -> None:
 
 
 def _check_trust(cache: CacheDir) -> None:
-    """Data files without a map that vouches for them are never served."""
+    """A map from another boot is not believed, and data files without any state to vouch for them are never served."""
     if cache.workspace_id is None:
         cache.clear()
-    elif not cache.trusted:
-        where = cache.set_aside_as_salvage("the machine was restarted")
-        log.warning("the machine was restarted: local state set aside path=%s", where)
+    elif not cache.map_trusted:
+        log.warning("the map is from another boot, or was never complete: it is built anew from head and journal")
+        cache.discard_map()
 
 
 def _set_cache_aside(cache: CacheDir, wish: DaemonWish, foreign: ForeignHead) -> None:
@@ -139,7 +141,7 @@ async def _serve_workspace(
     ready: Callable[[Ready], None],
 ) -> int:
     workspace_id, scoped = await _open_workspace(settings, name, store, cache)
-    kv, data, journal = LmdbKV(cache.map_path), SparseDataFiles(cache.path), Journal(cache.journal_path)
+    kv, data, journal = LmdbKV(cache.map_path), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data)
         claim = Claim(
@@ -157,6 +159,7 @@ async def _serve_workspace(
         relatime = settings.mount.atime == "relatime"
         ports = SessionPorts(workspace, scoped, workspace_id, journal, CacheDisk(cache.path), writer, relatime=relatime)
         async with serve(ports, claim) as session:
+            cache.certify_map()
             cache.note_released(released=False)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
             drained = await Mounted(wish, settings, served, ready).run()

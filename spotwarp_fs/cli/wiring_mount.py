@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotwarp_fs.cli.daemon_wish import DaemonWish
+from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_directory, workspace_of
-from spotwarp_fs.cli.mounts import MountRecord, is_alive, remove_record, underlay_path
+from spotwarp_fs.cli.mounts import MountRecord, find_mount, is_alive, mount_id, remove_record, underlay_path
 from spotwarp_fs.core.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -42,12 +42,28 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
         raise UserError("the directory form is not built yet: `mount` has the FUSE form only", ExitCode.USAGE)
     check_fuse()
     mountpoint = real_path(wish.mountpoint)
-    _make(wish.mountpoint)
+    if not wish.mountpoint.exists():
+        _make(wish.mountpoint)
+    refuse_live_mount(mountpoint)
     daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at)
     if wish.foreground:
         return _foreground(daemon_wish, announce)
     name = workspace_of(settings, Path(mountpoint))
-    return _supervised(daemon_wish, cache_directory(settings, name), announce)
+    place = cache_directory(settings, name)
+    if wish.read_only:
+        # Beside the cache of a writer of the same workspace, which has a supervisor of its own.
+        place = place.parent / f"look-{mount_id(mountpoint)}"
+    return _supervised(daemon_wish, place, settings.state_dir, announce)
+
+
+def refuse_live_mount(mountpoint: str) -> None:
+    """Raise AlreadyMounted if a filesystem answers at *mountpoint*; a dead mount is for the daemon to clear away."""
+    from spotwarp_fs.fuse.mountinfo import MountState, state_of, top_mount
+    from spotwarp_fs.fuse.mounting import AlreadyMounted
+
+    entry = top_mount(mountpoint)
+    if entry is not None and entry.is_fuse and state_of(mountpoint) is MountState.ALIVE:
+        raise AlreadyMounted(mountpoint, entry)
 
 
 def flags_of(loaded: LoadedSettings) -> dict[str, Any]:
@@ -90,16 +106,41 @@ def _foreground(wish: DaemonWish, announce: Callable[[MountReport], None]) -> in
     return int(trio.run(run, wish, lambda ready: announce(_report(asdict(ready), 0))))
 
 
-def _supervised(wish: DaemonWish, cache_dir: Path, announce: Callable[[MountReport], None]) -> int:
+def _supervised(wish: DaemonWish, place: Path, state_dir: Path, announce: Callable[[MountReport], None]) -> int:
+    """Start a supervised daemon, or join one that is bringing this very mount back."""
     from spotwarp_fs.fuse.launching import launch_supervised
 
     argv = [sys.executable, "-m", "spotwarp_fs.cli.daemon", wish.to_json()]
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    started = launch_supervised(argv, wish.mountpoint, cache_dir / LOG_NAME, START_TIMEOUT_S)
+    place.mkdir(parents=True, exist_ok=True)
+    started = launch_supervised(argv, wish.mountpoint, place / LOG_NAME, START_TIMEOUT_S)
     if started.exit_code != ExitCode.OK:
-        raise UserError(started.message or f"the daemon ended; see {cache_dir / LOG_NAME}", ExitCode(started.exit_code))
-    announce(_report(json.loads(started.message), started.supervisor_pid or 0))
+        raise UserError(started.message or f"the daemon ended; see {place / LOG_NAME}", ExitCode(started.exit_code))
+    try:
+        ready = json.loads(started.message)
+    except ValueError:
+        ready = asdict(_joined(find_mount(state_dir, wish.mountpoint)))
+    announce(_report(ready, started.supervisor_pid or 0))
     return ExitCode.OK
+
+
+def _joined(record: MountRecord) -> Ready:
+    """Ask a daemon that somebody else started how it stands."""
+    from spotwarp_fs.cli.client import call
+
+    status = call(record, "status")
+    return Ready(
+        mountpoint=record.mountpoint,
+        workspace=record.workspace,
+        store=record.store,
+        form=str(status["form"]),
+        created=False,
+        manifest=int(status["head_number"]),
+        age_s=float(status["head_age_s"]),
+        logical_bytes=int(status["logical_bytes"]),
+        files=int(status["files"]),
+        read_only=bool(status["read_only"]),
+        daemon_pid=record.daemon_pid,
+    )
 
 
 def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:

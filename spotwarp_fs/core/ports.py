@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from spotwarp_fs.core.types import Inode, ObjectKey
+from spotwarp_fs.core.types import BlockIndex, Inode, ObjectKey
 
 T = TypeVar("T")
 
@@ -190,6 +190,10 @@ class DataFiles(Protocol):
 
     def clear(self, ino: Inode, offset: int, length: int) -> None:
         """Punch the range if the data file reaches into it (cheap when it does not)."""
+        ...
+
+    def keep_only(self, ino: Inode, blocks: frozenset[BlockIndex]) -> None:
+        """Punch every block but these (after a power loss)."""
         ...
 
     def sync(self, ino: Inode) -> None:

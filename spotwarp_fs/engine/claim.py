@@ -26,7 +26,7 @@ from spotwarp_fs.core.errors import (
     Unavailable,
     UserError,
 )
-from spotwarp_fs.core.journal import JournalLog, SessionBegun
+from spotwarp_fs.core.journal import Changes, JournalLog, SessionBegun
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.namespace import make_root
@@ -41,6 +41,7 @@ from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
+from spotwarp_fs.engine.recover import recover
 from spotwarp_fs.engine.states import Latest, StateWish, find_state
 from spotwarp_fs.engine.takeover import Taken, Takeover
 from spotwarp_fs.engine.workspace import Workspace
@@ -131,6 +132,10 @@ class Claim:
             return await self._create()
         head, server_time_s = found
         self._note_server_time(server_time_s)
+        if any(isinstance(record, Changes) for record in self._journal.records()):
+            return await self._recover(head)
+        for ino in list(self._ws.data.inodes()):
+            self._ws.data.remove(ino)  # nothing vouches for what another start left
         await self._be_polite(head)
         return await self._take_over(head)
 
@@ -182,6 +187,15 @@ class Claim:
                 txn.delete(row)
         ws.oldest_unpublished_s = None
         return Claimed(self._publisher(head), None, None, True, None)
+
+    async def _recover(self, head: Head) -> Claimed:
+        """A cache without a map that may be believed: head and journal, if the head is its own (C4)."""
+        if head.manifest.session not in self._known_sessions:
+            raise ForeignHead(head)
+        state = await recover(self._ws, self._store, self.metadata, self.health, head, self._journal)
+        publisher = self._publisher(head)
+        await self._raise(publisher, head)
+        return Claimed(publisher, head.manifest.base, state.base, False, head.manifest)
 
     def _give_up_cache(self) -> None:
         """Somebody asks for another state than this cache has: nothing of it may be unpublished."""

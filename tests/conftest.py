@@ -1,0 +1,3 @@
+"""Fixtures for every level of tests."""
+
+pytest_plugins = ["tests.support.s3_server"]
