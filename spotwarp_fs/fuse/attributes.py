@@ -18,6 +18,7 @@ CACHED_FOR_S: Final = 3600
 IO_BYTES: Final = 128 << 10
 """`st_blksize`. libc and Python size their buffers by it: what a killed trainer had not flushed is lost, so not 1 MiB;
 but each request costs some 50 µs, so not 4 KiB either. At 128 KiB requests are no longer the limit."""
+PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
 
 
@@ -34,7 +35,9 @@ def entry(node: Node) -> pyfuse3.EntryAttributes:
     answer.st_rdev = record.rdev
     answer.st_size = record.size
     answer.st_blksize = IO_BYTES
-    answer.st_blocks = -(-record.allocated // SECTOR_BYTES)
+    # Blocks count whole in the record; a file's last one, or its only small one, occupies no more than the file has.
+    occupied = min(record.allocated, -(-record.size // PAGE_BYTES) * PAGE_BYTES)
+    answer.st_blocks = -(-occupied // SECTOR_BYTES)
     answer.st_atime_ns = record.atime_ns
     answer.st_mtime_ns = record.mtime_ns
     answer.st_ctime_ns = record.ctime_ns
