@@ -222,7 +222,7 @@ def test_L4_fsynced_then_unlinked_in_the_journal_leaves_nothing() -> None:
 
 @pytest.mark.history("H10")
 def test_H10_a_sync_that_began_before_the_write_proves_nothing_of_it() -> None:
-    late_report = [new_file(10, 80, 0), synced(10), new_file(12, BLOCK_BYTES + 9, 0, 1), synced(11)]
+    late_report: list[Record] = [new_file(10, 80, 0), synced(10), new_file(12, BLOCK_BYTES + 9, 0, 1), synced(11)]
     world = World({}, late_report)
     assert world.trusted() == {0}
     assert world.size() == 80
