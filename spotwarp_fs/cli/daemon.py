@@ -250,7 +250,7 @@ async def _check_store(settings: Settings, store: ObjectStore) -> None:
     if settings.unsafe_single_writer:
         log.warning("the store is not probed: two writers would destroy each other's work (unsafe_single_writer)")
         return
-    report = await probe(store, SystemEntropy(), wall=SystemWall())
+    report = await probe(store, SystemEntropy(), wall=SystemWall(), thorough=False)
     for line in report.warnings:
         log.warning("store probe: %s", line)
 

@@ -7,6 +7,7 @@ that the probe's own earlier success is not mistaken for a rule of the store.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +25,10 @@ LISTED_KEYS: Final = 5
 SKEW_MAX_S: Final = 300.0
 PAUSE_MAX_S: Final = 2.0
 KEY_WRITE_INTERVAL_S: Final = 1.1
-THROTTLED_MAX: Final = 3
+THROTTLED_FIRST_S: Final = 0.1
+ATTEMPTS_MAX: Final = 20
 BODY: Final = bytes(range(256))
+SECOND: Final = b"second"
 ADVICE: Final = (
     "conditional writes are needed to keep two writers apart. Use a store that has them or, if there will only ever "
     "be one writer, --unsafe-single-writer"
@@ -59,17 +62,23 @@ class ProbeReport:
 
 
 async def probe(
-    store: ObjectStore, entropy: Entropy, *, wall: Wall | None = None, small_pages: ObjectStore | None = None
+    store: ObjectStore,
+    entropy: Entropy,
+    *,
+    wall: Wall | None = None,
+    small_pages: ObjectStore | None = None,
+    thorough: bool = True,
 ) -> ProbeReport:
     """Try *store* and tell, or raise Unsupported naming what it lacks, or Unavailable when it keeps losing answers.
 
     *store* must not repeat conditional writes by itself (`Retrying` does not). *small_pages* is the same store with
-    pages of two keys, to see listings continued.
+    pages of two keys, to see listings continued. Without *thorough* only what writing needs is tried, as a mount does;
+    the rest is then reported as if it were well.
     Objects below `hints/probe/` are made and removed.
     """
     backoff = Backoff(entropy, first_s=min(0.1, PAUSE_MAX_S), most_s=PAUSE_MAX_S)
     for number in range(1, ROUNDS_MAX + 1):
-        this = _Round(store, small_pages or store, f"hints/probe/{entropy.token_bytes(8).hex()}", number)
+        this = _Round(store, small_pages or store, thorough, f"hints/probe/{entropy.token_bytes(8).hex()}", number)
         try:
             return await this.run(wall)
         except Unavailable:
@@ -82,8 +91,9 @@ async def probe(
 
 
 class _Round:
-    def __init__(self, store: ObjectStore, small_pages: ObjectStore, folder: str, number: int) -> None:
+    def __init__(self, store: ObjectStore, small_pages: ObjectStore, thorough: bool, folder: str, number: int) -> None:
         self._store = store
+        self._thorough = thorough
         self._small_pages = small_pages
         self._folder = folder
         self._number = number
@@ -100,9 +110,9 @@ class _Round:
         return ProbeReport(
             create_refused_when_present=refused,
             one_winner=one_winner,
-            stale_match_refused=await self._stale_match(created),
             ranged_get=await self._range(),
-            listing_complete=await self._listing(),
+            stale_match_refused=not self._thorough or await self._stale_match(created),
+            listing_complete=not self._thorough or await self._listing(),
             clock_skew_s=skew_s,
             rounds=self._number,
         )
@@ -123,22 +133,43 @@ class _Round:
 
     async def _create_twice(self) -> tuple[ObjectInfo, bool]:
         key = self._key("create")
-        try:
-            created = await self._conditional(lambda: self._store.put_if_absent(key, BODY))
-        except PreconditionFailed as error:
-            # Nobody else draws this key: an attempt of ours was applied though its answer was a refusal.
-            raise Unavailable(f"probe of {self._store.url}: {error}") from error
-        try:
-            await self._conditional(lambda: self._store.put_if_absent(key, b"second"))
-        except PreconditionFailed:
-            if await self._one_of(key, BODY, b"second") == BODY:
-                return created, True
-            raise self._lacking("refuses a create-only PUT of an existing key, and yet replaces it") from None
-        raise self._lacking("ignores If-None-Match")
+        created = await self._create(key)
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await self._conditional(lambda: self._store.put_if_absent(key, SECOND))
+            except PreconditionFailed:
+                if await self._one_of(key, BODY, SECOND) == BODY:
+                    return created, True
+                raise self._lacking("refuses a create-only PUT of an existing key, and yet replaces it") from None
+            except Unavailable:
+                if await self._one_of(key, BODY, SECOND) == BODY:
+                    continue  # the answer was lost and nothing is known: once more
+            raise self._lacking("ignores If-None-Match")
+        raise Unavailable(f"probe of {self._store.url}: {ATTEMPTS_MAX} answers were lost")
+
+    async def _create(self, key: ObjectKey) -> ObjectInfo:
+        """Create *key*, which nobody else draws: what is there is ours, whatever an answer said (C08)."""
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                return await self._conditional(lambda: self._store.put_if_absent(key, BODY))
+            except (PreconditionFailed, Unavailable) as error:
+                with suppress(NotFound):
+                    await self._one_of(key, BODY)
+                    return await self._store.head(key)
+                if attempt == ATTEMPTS_MAX or isinstance(error, PreconditionFailed):
+                    raise Unavailable(f"probe of {self._store.url}: {error}") from error
+        raise AssertionError("the last attempt returns or raises")
 
     async def _rivals(self) -> bool:
-        key, winners = self._key("rivals"), []
-        lost: list[Unavailable] = []
+        for number in range(ATTEMPTS_MAX):
+            if await self._race(self._key(f"rivals/{number}")):
+                return True
+        raise Unavailable(f"probe of {self._store.url}: no rival could create anything in {ATTEMPTS_MAX} races")
+
+    async def _race(self, key: ObjectKey) -> bool:
+        """Let rivals create *key* at once; False when all of them lost their answers and nothing was made."""
+        winners: list[int] = []
+        lost: list[int] = []
 
         async def rival(number: int) -> None:
             try:
@@ -146,18 +177,21 @@ class _Round:
                 winners.append(number)
             except PreconditionFailed:
                 return
-            except Unavailable as error:
-                lost.append(error)
+            except Unavailable:
+                lost.append(number)
 
         async with trio.open_nursery() as nursery:
             for number in range(RIVALS):
                 nursery.start_soon(rival, number)
-        # A 409 answer says that this rival did not create it, but also not that anybody else did.
-        if lost and len(winners) != 1:
-            raise lost[0]
-        if len(winners) != 1:
+        if len(winners) > 1 or not (winners or lost):
             raise self._lacking(f"gave {len(winners)} winners to {RIVALS} simultaneous creates (If-None-Match)")
-        if await self._one_of(key, *map(_claim, range(RIVALS))) != _claim(winners[0]):
+        try:
+            found = await self._one_of(key, *map(_claim, range(RIVALS)))
+        except NotFound:
+            if winners:
+                raise self._lacking("told a creator that it won, and does not have the object") from None
+            return False
+        if found not in map(_claim, winners or lost):
             raise self._lacking("told one of simultaneous creators that it won, and kept another's object")
         return True
 
@@ -167,15 +201,18 @@ class _Round:
             await _unhurried(lambda: self._store.put_if_match(key, BODY + b"!", created.etag))
         except (PreconditionFailed, Unsupported):
             return False
+        except Unavailable:
+            return True  # an answer was lost: nothing is said against the store
         try:
             await _unhurried(lambda: self._store.put_if_match(key, b"stale", created.etag))
         except PreconditionFailed:
             return await self._one_of(key, BODY + b"!", b"stale") != b"stale"
+        except Unavailable:
+            return True
         return False
 
     async def _range(self) -> bool:
-        key = self._key("range")
-        await self._store.put(key, BODY)
+        key = self._key("create")
         if (await self._store.get(key, start=100, length=50)).body != BODY[100:150]:
             raise Unavailable(f"{self._store.url} answers a ranged GET with other bytes: blocks could not be fetched")
         return True
@@ -212,9 +249,11 @@ def _claim(number: int) -> bytes:
 
 async def _unhurried(request: Callable[[], Awaitable[ObjectInfo]]) -> ObjectInfo:
     """Send *request* again while the store wants fewer writes of one key (R2 and Google take one a second)."""
-    for _ in range(THROTTLED_MAX):
+    pause_s = THROTTLED_FIRST_S
+    while pause_s < 2 * KEY_WRITE_INTERVAL_S:
         try:
             return await request()
         except Throttled:
-            await trio.sleep(KEY_WRITE_INTERVAL_S)
+            await trio.sleep(pause_s)
+            pause_s *= 2
     return await request()
