@@ -61,6 +61,11 @@ class Recorder:
         self._txn = txn
         self._counter = counter
 
+    @property
+    def seq(self) -> ChangeSeq:
+        """The seq of the newest change noted."""
+        return self._counter.seq
+
     def get(self, key: bytes) -> bytes | None:
         """Return the value of *key*, or None."""
         return self._txn.get(key)

@@ -83,7 +83,12 @@ def is_empty(tree: KVRead, ino: Inode) -> bool:
 
 def names(tree: KVRead, ino: Inode) -> list[tuple[Inode, bytes]]:
     """Return every (parent, name) that leads to *ino*: none for the root and for an unlinked inode."""
-    return [backward_name(key) for key, _ in tree.scan(*ino_range(NodeTable.NAMES, ino))]
+    return list(each_name(tree, ino))
+
+
+def each_name(tree: KVRead, ino: Inode) -> Iterator[tuple[Inode, bytes]]:
+    """Give them one by one: a file may have thousands. Nothing may be changed meanwhile."""
+    return (backward_name(key) for key, _ in tree.scan(*ino_range(NodeTable.NAMES, ino)))
 
 
 def parent_of(tree: KVRead, ino: Inode) -> Inode:

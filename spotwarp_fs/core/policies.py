@@ -21,6 +21,7 @@ ATOMIC_DIRECTORIES: Final = ("checkpoint-*", "step[-_]*", "global_step*", "epoch
 SCRATCH: Final = (".cache/pip", ".cache/uv")
 
 _PIECE: Final = re.compile(r"\*\*/|/\*\*(?=\Z)|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
+_SPECIAL: Final = frozenset("*?[")
 _SUFFIX_GLOB: Final = re.compile(r"\*[^*?\[/]+")
 
 
@@ -71,10 +72,20 @@ def _checked(globs: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-class NameGlobs:
-    """Globs for single names; most are `*.suffix`, which needs no expression."""
+def _parts(glob: str) -> list[str]:
+    """The names that a path glob speaks of; `**/` in front says nothing, and behind a name it reaches beyond it."""
+    parts = [part for part in glob.split("/") if part]
+    if any(part.endswith("**") and part != "**" for part in parts[:-1]):
+        return ["*", "*"]
+    while len(parts) > 1 and parts[0] == "**":
+        del parts[0]
+    return parts
 
-    __slots__ = ("_pattern", "_suffixes", "globs")
+
+class NameGlobs:
+    """Globs for single names; most are `*.suffix` or a plain name, which need no expression."""
+
+    __slots__ = ("_literals", "_pattern", "_suffixes", "globs")
 
     def __init__(self, globs: Iterable[str]) -> None:
         self.globs = _checked(globs)
@@ -82,13 +93,15 @@ class NameGlobs:
             if "/" in glob:
                 raise UserError(f"{glob!r} has a slash, but this policy goes by names: write only the last part")
         suffix_globs = [glob for glob in self.globs if _SUFFIX_GLOB.fullmatch(glob)]
-        others = [_regex(glob) for glob in self.globs if glob not in suffix_globs]
+        literals = [glob for glob in self.globs if not _SPECIAL.intersection(glob)]
+        others = [_regex(glob) for glob in self.globs if glob not in suffix_globs and glob not in literals]
         self._suffixes = tuple(glob[1:].encode("utf-8", "surrogateescape") for glob in suffix_globs)
+        self._literals = frozenset(glob.encode("utf-8", "surrogateescape") for glob in literals)
         self._pattern = _compile("|".join(others), self.globs) if others else None
 
     def matches(self, name: bytes) -> bool:
         """Tell whether any glob matches *name*."""
-        if name.endswith(self._suffixes):
+        if name in self._literals or name.endswith(self._suffixes):
             return True
         return self._pattern is not None and self._pattern.fullmatch(_text(name)) is not None
 
@@ -96,7 +109,7 @@ class NameGlobs:
 class PathGlobs:
     """Globs for paths relative to the workspace's root, and for everything below what they match."""
 
-    __slots__ = ("_below", "_exact", "globs")
+    __slots__ = ("_below", "_exact", "_last", "_passed", "globs")
 
     def __init__(self, globs: Iterable[str]) -> None:
         self.globs = _checked(globs)
@@ -106,6 +119,17 @@ class PathGlobs:
         either = "|".join(anchored)
         self._exact = _compile(either, self.globs) if anchored else None
         self._below = _compile(rf"(?:{either})(?:/.*)?", self.globs) if anchored else None
+        parts = [_parts(glob) for glob in self.globs]
+        self._last = NameGlobs(part[-1] for part in parts)
+        self._passed = NameGlobs(name for part in parts for name in part[:-1])
+
+    def may_end(self, name: bytes) -> bool:
+        """Tell cheaply whether a path that ends in *name* could be one that a glob matches."""
+        return self._last.matches(name)
+
+    def may_pass(self, name: bytes) -> bool:
+        """Tell whether a directory's name can decide about what is below it, though no glob matches the directory."""
+        return self._passed.matches(name)
 
     def matches(self, path: bytes) -> bool:
         """Tell whether a glob matches *path* itself (`a/b`, no slash in front)."""

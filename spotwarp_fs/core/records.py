@@ -55,6 +55,10 @@ class NodeTable:
     """D <digest 32> -> FrameRef without digest: frames that a new block may refer to."""
     ORPHANS: Final = b"O"
     """O <ino 8> -> '': unlinked, still open; never exported, reaped at the next start."""
+    SCRATCH: Final = b"S"
+    """S <ino 8> -> change seq 8 (0: made so): all names of this inode are scratch; see core/scratch.py."""
+    SCRATCH_NAMES: Final = b"T"
+    """T <parent 8> <name> -> '': an entry that is scratch, in a directory that is not."""
     META: Final = b"M"
     """M <name> -> value: counters, session, head, base sections."""
 

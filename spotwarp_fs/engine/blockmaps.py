@@ -49,7 +49,8 @@ class BlockMaps:
         self._base = base
         self._sections = None if base is not None and root is None else _block_sections(root)
 
-    def _needs_loading(self, ino: Inode) -> bool:
+    def needs_loading(self, ino: Inode) -> bool:
+        """Some of the inode's records may be in the base only."""
         if ino in self._loaded:
             return False
         with self._ws.kv.read() as view:
@@ -68,7 +69,7 @@ class BlockMaps:
 
     async def load(self, ino: Inode) -> None:
         """Return when the inode's block map is whole. Waits for the store; never with anything held."""
-        while self._needs_loading(ino):
+        while self.needs_loading(ino):
             event = self._loading.get(ino)
             if event is not None:
                 await event.wait()
@@ -90,7 +91,7 @@ class BlockMaps:
             if section.last_key >= start and section.first_key < stop:
                 puts = await self._metadata.section_puts(section)
                 records += [(key, value) for key, value in puts if start <= key < stop]
-        if self._needs_loading(ino):
+        if self.needs_loading(ino):
             with self._ws.kv.write() as txn:
                 install(txn, ino, records)
             self._loaded.add(ino)

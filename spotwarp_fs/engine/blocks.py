@@ -175,6 +175,7 @@ class Blocks:
         self._drop(recorder, ino, BlockIndex(0))
         recorder.delete_local(ino_key(NodeTable.UNLOADED, ino))
         recorder.delete_local(ino_key(NodeTable.IN_FLIGHT, ino))
+        recorder.delete_local(ino_key(NodeTable.SCRATCH, ino))
 
     def remove_data(self, ino: Inode) -> None:
         """Delete the data file, or leave it to the cut that still needs it."""

@@ -61,7 +61,8 @@ class Budget:
     def figures(self) -> tuple[int, int]:
         """Total and free bytes for `statfs`."""
         limit = max(self.limit_bytes, self.used_bytes)
-        evictable = max(0, self.used_bytes - self._ws.dirty_blocks * BLOCK_BYTES)
+        kept = self._ws.dirty_blocks + self._ws.scratch_blocks
+        evictable = max(0, self.used_bytes - kept * BLOCK_BYTES)
         return limit, max(0, min(limit, limit - self.used_bytes + evictable))
 
     async def run(self) -> None:
@@ -109,6 +110,8 @@ class Budget:
         """Drop local bytes of the least recently used inodes until *wanted_bytes* are free; returns what was freed."""
         before = self._ws.use.total_bytes
         for ino in self._ws.use.oldest_first():
+            if ino in self._ws.scratch:
+                continue  # whatever frames it has left from before are not for ever
             if before - self._ws.use.total_bytes >= wanted_bytes:
                 break
             for blocks in self._evictable(ino):

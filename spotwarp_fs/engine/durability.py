@@ -18,7 +18,17 @@ from spotwarp_fs.core.errors import Fenced, Refused, Unavailable
 from spotwarp_fs.core.extents import Extent
 from spotwarp_fs.core.journal import Changes, JournalLog, Record, Synced
 from spotwarp_fs.core.ports import KVSnapshot, Work
-from spotwarp_fs.core.records import BLOCK_TABLE, NodeTable, changelog_key, ino_key, key_block, key_ino, table_range
+from spotwarp_fs.core.records import (
+    BLOCK_TABLE,
+    TREE_TABLES,
+    NodeTable,
+    changelog_key,
+    ino_key,
+    key_block,
+    key_ino,
+    table_range,
+)
+from spotwarp_fs.core.scratch import MADE_SO, is_scratch, is_unseen, published
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -72,7 +82,7 @@ class Durability:
         self.check_not_failed(ino)
         if self._ws.fenced is not None:
             return self._nothing_to_sync(ino)
-        if self._ws.settings.fsync_remote:
+        if self._ws.settings.fsync_remote and ino not in self._ws.scratch:
             await self._published()
             return
         await self._join({ino})
@@ -130,7 +140,7 @@ class Durability:
                 except OSError as error:
                     self._failed[ino] = f"fdatasync of inode {ino:#x} failed: {error}"
                     self._ws.report(self._failed[ino])
-            synced = sorted(group.inodes - self._failed.keys())
+            synced = sorted(ino for ino in group.inodes - self._failed.keys() if not is_scratch(snapshot, ino))
             drops, changes = self._delta(snapshot, seq, synced)
             records: list[Record] = [Changes(seq, ChangeSet.of(drops, changes)), *(Synced(seq, ino) for ino in synced)]
             await workers.run(Work.SYNC, self._journal.append, records)
@@ -148,13 +158,19 @@ class Durability:
     def _delta(
         self, snapshot: KVSnapshot, seq: ChangeSeq, synced: list[Inode]
     ) -> tuple[dict[Inode, BlockIndex], dict[bytes, bytes | None]]:
-        """Every change since the last record, as values of now, and the in-flight marks of the synced files."""
+        """Every change since the last record, as values of now, and the in-flight marks of the synced files.
+
+        What is scratch is left out: the head that a rebuild begins with has no place for it.
+        """
+        view = published(snapshot)
         rows = snapshot.scan(changelog_key(ChangeSeq(self._journaled + 1)), changelog_key(ChangeSeq(seq + 1)))
-        changes = {key: snapshot.get(key) for _, key in rows}
+        keys = (key for _, key in rows if key[:1] not in TREE_TABLES or not is_unseen(snapshot, key_ino(key), MADE_SO))
+        changes = {key: view.get(key) for key in keys}
         for ino in synced:
             key = ino_key(NodeTable.IN_FLIGHT, ino)
-            changes[key] = snapshot.get(key)
-        return dropped_ranges(snapshot.scan(*table_range(NodeTable.RANGES)), seq), changes
+            changes[key] = view.get(key)
+        drops = dropped_ranges(snapshot.scan(*table_range(NodeTable.RANGES)), seq)
+        return {ino: first for ino, first in drops.items() if not is_scratch(snapshot, ino)}, changes
 
     async def published(self, seq: ChangeSeq) -> None:
         """A manifest covers everything up to *seq*."""

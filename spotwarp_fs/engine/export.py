@@ -1,7 +1,8 @@
 """What a cut publishes: every change up to its seq, as the values of its snapshot.
 
 Invariant: a block that was dirty at the cut is exported with the frame that was sealed from its bytes at the cut,
-never with a later one; an inode without a name is exported as deleted (M-c).
+never with a later one; an inode without a name is exported as deleted (M-c), and one whose names are all scratch too,
+unless no state ever had it (C18).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     INODE_TABLE,
+    TREE_TABLES,
     XATTR_TABLE,
     BlockState,
     InodeRecord,
@@ -26,21 +28,30 @@ from spotwarp_fs.core.records import (
     key_ino,
     table_range,
 )
+from spotwarp_fs.core.scratch import is_unseen, published
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ChangeSeq, Inode
 from spotwarp_fs.engine.cut import Cut
 
 BY_INODE = frozenset({INODE_TABLE, XATTR_TABLE, BLOCK_TABLE})
+OF_TREE = frozenset(TREE_TABLES)
 
 
-def export(cut: Cut) -> ChangeSet:
-    """Make the change set of *cut* (CPU work; may run in a worker thread while the loop goes on)."""
-    view = cut.snapshot
-    drops = dropped_ranges(view.scan(*table_range(NodeTable.RANGES)), cut.seq)
+def export(cut: Cut, head_seq: ChangeSeq) -> ChangeSet:
+    """Make the change set of *cut* (CPU work; may run in a worker thread while the loop goes on).
+
+    *head_seq* is the change seq of the head, which it will follow.
+    """
+    view = published(cut.snapshot)
+    unseen = _Unseen(cut.snapshot, head_seq)
+    ranges = dropped_ranges(view.scan(*table_range(NodeTable.RANGES)), cut.seq)
+    drops = {ino: first for ino, first in ranges.items() if not unseen[ino]}
     holes = Counter(ino for (ino, _), frame in cut.sealed.items() if frame is None)
     nameless = _Nameless(view)
     changes: dict[bytes, bytes | None] = {}
     for _, key in view.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(cut.seq + 1))):
         table = key[:1]
+        if table in OF_TREE and unseen[key_ino(key)]:
+            continue
         if table not in BY_INODE:
             changes[key] = view.get(key)
         elif not nameless[key_ino(key)]:
@@ -49,7 +60,7 @@ def export(cut: Cut) -> ChangeSet:
             drops[key_ino(key)] = BlockIndex(0)
             changes[key] = None
             # Also those that an earlier manifest has: only reaping deletes them here, and the node may not live to it.
-            changes.update((xattr, None) for xattr, _ in view.scan(*ino_range(XATTR_TABLE, key_ino(key))))
+            changes.update((xattr, None) for xattr, _ in cut.snapshot.scan(*ino_range(XATTR_TABLE, key_ino(key))))
         elif table == XATTR_TABLE:
             changes[key] = None
     return ChangeSet.of(drops, changes)
@@ -65,6 +76,19 @@ class _Nameless(dict[Inode, bool]):
     def __missing__(self, ino: Inode) -> bool:
         value = self._view.get(inode_key(ino))
         self[ino] = value is None or InodeRecord.decode(value).nlink == 0
+        return self[ino]
+
+
+class _Unseen(dict[Inode, bool]):
+    """Whether the head has nothing of an inode, or of what a directory holds, because it is scratch."""
+
+    def __init__(self, view: KVRead, head_seq: ChangeSeq) -> None:
+        super().__init__()
+        self._view = view
+        self._head_seq = head_seq
+
+    def __missing__(self, ino: Inode) -> bool:
+        self[ino] = is_unseen(self._view, ino, self._head_seq)
         return self[ino]
 
 

@@ -7,10 +7,12 @@ reply). What happens to bytes is in `files.py` and `blocks.py`, what names mean 
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from spotwarp_fs.core import namespace, paths, xattrs
 from spotwarp_fs.core.attributes import set_attributes
+from spotwarp_fs.core.border import Border
+from spotwarp_fs.core.changes import Recorder
 from spotwarp_fs.core.records import NodeTable, entry_key, ino_key, inode_key
 from spotwarp_fs.core.rename import rename
 from spotwarp_fs.core.requests import Actor, AttributeChange, DirectoryItem, FilesystemFigures, Handle, Node
@@ -84,34 +86,50 @@ class Filesystem:
             )
             if stat.S_ISREG(node.record.mode):
                 recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
+            self._border(recorder).made(parent, name, ino)
         self._files.made(ino)
         return node
 
+    def _border(self, recorder: Recorder) -> Border:
+        return Border(recorder, self._ws.policies.scratch)
+
     async def link(self, ino: Inode, new_parent: Inode, new_name: bytes) -> Node:
         """Give an inode one more name."""
-        self._ws.check_writable()
-        with self._ws.change() as recorder:
-            return namespace.link(recorder, ino, new_parent, new_name, self._ws.wall.now_ns())
+        ws = self._ws
+        ws.check_writable()
+        ws.intervals.name_changed(ino, directory=False)
+        with ws.change() as recorder:
+            node = namespace.link(recorder, ino, new_parent, new_name, ws.wall.now_ns())
+            self._border(recorder).linked(new_parent, new_name, ino)
+        return node
 
     async def unlink(self, parent: Inode, name: bytes) -> None:
         """Remove a name; removing never waits for budget."""
-        self._ws.check_writable()
-        with self._ws.change() as recorder:
-            node = namespace.unlink(recorder, parent, name, self._ws.wall.now_ns())
-        self._files.lost_name(node)
+        self._remove(namespace.unlink, parent, name)
 
     async def rmdir(self, parent: Inode, name: bytes) -> None:
         """Remove an empty directory."""
-        self._ws.check_writable()
-        with self._ws.change() as recorder:
-            node = namespace.rmdir(recorder, parent, name, self._ws.wall.now_ns())
+        self._remove(namespace.rmdir, parent, name)
+
+    def _remove(self, rule: Callable[[Recorder, Inode, bytes, int], Node], parent: Inode, name: bytes) -> None:
+        ws = self._ws
+        ws.check_writable()
+        with ws.change() as recorder:
+            node = rule(recorder, parent, name, ws.wall.now_ns())
+            self._border(recorder).unlinked(parent, name, node)
+        ws.intervals.name_changed(node.ino, directory=False)
         self._files.lost_name(node)
 
     async def rename(self, parent: Inode, name: bytes, new_parent: Inode, new_name: bytes, flags: int) -> None:
         """Move a name."""
-        self._ws.check_writable()
-        with self._ws.change() as recorder:
-            outcome = rename(recorder, parent, name, new_parent, new_name, flags, self._ws.wall.now_ns())
+        ws = self._ws
+        ws.check_writable()
+        with ws.change() as recorder:
+            outcome = rename(recorder, parent, name, new_parent, new_name, flags, ws.wall.now_ns())
+            self._border(recorder).renamed((parent, name), (new_parent, new_name), outcome)
+        for node in (outcome.moved, outcome.replaced, outcome.exchanged):
+            if node is not None:
+                ws.intervals.name_changed(node.ino, directory=stat.S_ISDIR(node.record.mode))
         if outcome.replaced is not None:
             self._files.lost_name(outcome.replaced)
 

@@ -34,6 +34,7 @@ from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher
 from spotwarp_fs.engine.rebase import NewBase, Rebaser
+from spotwarp_fs.engine.scratch import Gatherer, settle
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.snapshots import Snapshots
 from spotwarp_fs.engine.stream import Streamer
@@ -74,6 +75,7 @@ class Session:
     ports: SessionPorts
     filesystem: Filesystem
     rebaser: Rebaser
+    gatherer: Gatherer
     files: Files
     streamer: Streamer
     sealer: Sealer
@@ -151,6 +153,7 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(session.streamer.upload_early)
             nursery.start_soon(_beat, session)
             nursery.start_soon(session.rebaser.run)
+            nursery.start_soon(session.gatherer.run)
             nursery.start_soon(session.history.run)
             nursery.start_soon(session.collector.run)
             yield session
@@ -212,10 +215,13 @@ def _wire(
     streamer.before_cut += [_retention_rows(history), collector.rows_before_cut]
     filesystem = Filesystem(ws, files)
     filesystem.reap_orphans()
+    settle(ws)
+    gatherer = Gatherer(ws, maps, hydrator, budget)
+    streamer.load_maps = gatherer.load_maps
     heartbeat = Heartbeat(ports.store, ports.writer, publisher, health)
     return Session(
-        ports, filesystem, rebaser, files, streamer, sealer, hydrator, maps, metadata, packs, publisher, durability,
-        budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
+        ports, filesystem, rebaser, gatherer, files, streamer, sealer, hydrator, maps, metadata, packs, publisher,
+        durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
         trio.current_time(),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ Invariant: one unpublished cut at a time (H8); a barrier is answered by a cut th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -30,6 +30,7 @@ from spotwarp_fs.core.records import (
     ino_key,
     table_range,
 )
+from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.sections import MetadataWriter, Written
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, ManifestNumber, PackId, WriterEpoch
 from spotwarp_fs.engine.blockmaps import BlockMaps
@@ -40,6 +41,7 @@ from spotwarp_fs.engine.load import BASE_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.publish import Head, Publisher
 from spotwarp_fs.engine.rebase import NewBase, Rebaser
+from spotwarp_fs.engine.scratch import note_of
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -99,6 +101,8 @@ class Streamer:
         """Asked in the step of each cut, when no cut is open, for bookkeeping rows that its manifest must have."""
         self.may_rebase: Callable[[], bool] = lambda: True
         """Whether it is known which states older than a new base must stay."""
+        self.load_maps: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        """Awaited just before each cut; what it does must still hold in the step that follows."""
         self.on_published: list[Callable[[Head, ChangeSet], None]] = []
 
     @property
@@ -173,9 +177,8 @@ class Streamer:
                 await self._asked.wait()
 
     def _due_s(self) -> float | None:
-        """When the interval ends for the oldest unpublished change, or when an in-flight rule ends by the clock."""
-        oldest = self._ws.oldest_unpublished_s
-        due = None if oldest is None else oldest + self._ws.settings.interval_s
+        """When the interval of an unpublished change ends, or when an in-flight rule ends by the clock."""
+        due = self._ws.due_s
         if self._due_by_clock_s is not None:
             due = self._due_by_clock_s if due is None else min(due, self._due_by_clock_s)
         return due
@@ -197,7 +200,8 @@ class Streamer:
         return not head.quiescent and self._judge_live().quiescent
 
     def _judge_live(self) -> InFlight:
-        with self._ws.kv.read() as view:
+        with self._ws.kv.read() as everything:
+            view = published(everything)
             start, stop = table_range(NodeTable.CHANGELOG)
             changed = [key for _, key in view.scan(start, stop)]
             found = inflight.candidates(view, changed, self._ws.policies, self.head.manifest.in_flight)
@@ -215,7 +219,8 @@ class Streamer:
                 ws.released = trio.Event()
 
     def _closing_atomic(self) -> bool:
-        with self._ws.kv.read() as view:
+        with self._ws.kv.read() as everything:
+            view = published(everything)
             places = inflight.Names(view, self._ws.policies)
             for ino in inflight.closing(view, self._ws.wall.now_ns()):
                 for parent, name in places.of(ino):
@@ -240,6 +245,7 @@ class Streamer:
     async def _cut_and_publish(self, *, barrier: bool) -> None:
         ws = self._ws
         await self._let_closes_arrive()
+        await self.load_maps()
         base = self._rebaser.ready if self.may_rebase() else None
         self._put_bookkeeping(base)
         acknowledged = self._sealer.acknowledged()
@@ -248,14 +254,15 @@ class Streamer:
         # An early job in the pipeline keeps its generation; what it acknowledges later is simply known by digest.
         cut = Cut.begin(ws, begun_s=begun, barrier=barrier)
         oldest, ws.oldest_unpublished_s = ws.oldest_unpublished_s, None
+        due, ws.due_s = ws.due_s, None
         self.cutting_since_s = oldest if oldest is not None else begun
         counters = ws.files, ws.directories, ws.logical_bytes
         ws.cut = cut
-        published = False
+        done = False
         try:
             found = self._judge(cut)
             await self._sealer.seal_cut(cut)
-            change_set = await ws.workers.run(Work.CPU, export, cut)
+            change_set = await ws.workers.run(Work.CPU, export, cut, self.head.manifest.change_seq)
             if change_set or (barrier and not self.head.manifest.barrier) or found.items != self._listed():
                 written = await self._write(change_set)
                 cut.check()
@@ -268,13 +275,16 @@ class Streamer:
                 self._sealer.settled(acknowledged)
                 if base is not None:
                     await self._use_base(base)
-            published = True
+            else:
+                # Whatever changed is scratch: nothing that a later manifest would have to say.
+                await self._drop_rows(cut.seq)
+            done = True
         finally:
             ws.cut = None
             cut.end()
-            if not published:
-                known = ws.oldest_unpublished_s
-                ws.oldest_unpublished_s = oldest if known is None or (oldest is not None and oldest < known) else known
+            if not done:
+                ws.oldest_unpublished_s = _earlier(oldest, ws.oldest_unpublished_s)
+                ws.due_s = _earlier(due, ws.due_s)
             self.cutting_since_s = None
             self._last_took_s = trio.current_time() - begun
 
@@ -284,11 +294,12 @@ class Streamer:
     def _judge(self, cut: Cut) -> InFlight:
         """What was in flight at the cut (P-05), by its own snapshot."""
         ws = self._ws
-        rows = cut.snapshot.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(cut.seq + 1)))
+        view = published(cut.snapshot)
+        rows = view.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(cut.seq + 1)))
         listed = self.head.manifest.in_flight
-        found = inflight.candidates(cut.snapshot, (key for _, key in rows), ws.policies, listed)
+        found = inflight.candidates(view, (key for _, key in rows), ws.policies, listed)
         max_age_ns = int(ws.settings.atomic_max_age_s * 1e9)
-        judged = inflight.in_flight(cut.snapshot, ws.policies, cut.wall_ns, found, max_age_ns)
+        judged = inflight.in_flight(view, ws.policies, cut.wall_ns, found, max_age_ns)
         self._settle_marks(judged.settled)
         now_s = trio.current_time()
         due_ns = judged.due_ns
@@ -333,6 +344,7 @@ class Streamer:
             files=files,
             directories=directories,
             logical_bytes=logical_bytes,
+            notes=note_of(cut.snapshot),
         )
 
     async def _use_base(self, base: NewBase) -> None:
@@ -391,7 +403,7 @@ class Streamer:
         ws, settings = self._ws, self._ws.settings
         while True:
             await trio.sleep(settings.early_upload_period_s if not self._urgent else 0.02)
-            if ws.cut is not None:
+            if ws.cut is not None or ws.fenced is not None:
                 continue
             urgent, self._urgent = self._urgent, False
             before = trio.current_time() - (0.0 if urgent else settings.cold_after_s)
@@ -415,3 +427,7 @@ class Streamer:
                         if len(found) == count_max:
                             return found
         return found
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((time for time in (one, other) if time is not None), default=None)

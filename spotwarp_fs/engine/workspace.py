@@ -1,7 +1,8 @@
 """The live workspace on this node: map, data files, generations, dirty index, and what may wait for it.
 
-Invariant: `dirty` holds exactly the blocks of linked and unlinked inodes whose record in the map has no frame; every
-change of the map happens in one step (no await) on the event loop.
+Invariant: `dirty` holds exactly the blocks of linked and unlinked inodes whose record in the map has no frame, save
+those of scratch inodes, which are in `scratch_dirty`; `scratch` is table S in memory; every change of the map happens
+in one step (no await) on the event loop.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from spotwarp_fs.core.records import (
     block_key,
     decode_u64,
     encode_u64,
+    ino_range,
     inode_key,
     key_block,
     key_ino,
     table_range,
 )
+from spotwarp_fs.core.scratch import DERIVED_KEY, FIRST_ROW, MADE_SO
 from spotwarp_fs.core.types import INODE_EPOCH_SHIFT, BlockIndex, ChangeSeq, Generation, Inode, WriterEpoch
+from spotwarp_fs.engine.intervals import Intervals
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.use import Use
 
@@ -109,23 +113,38 @@ class BusyMarks:
 
 
 class CountingRecorder(Recorder):
-    """A recorder that remembers which inode records changed, for the counters of P-18."""
+    """A recorder that remembers which inode records changed, for the counters of P-18, and what became scratch."""
 
     def __init__(self, txn: KVWrite, counter: ChangeCounter) -> None:
         super().__init__(txn, counter)
-        self.inodes: list[tuple[bytes | None, bytes | None]] = []
+        self.inodes: list[tuple[Inode, bytes | None, bytes | None]] = []
+        self.crossed: dict[Inode, bytes | None] = {}
+        """Inodes whose row in table S was written, with what it says now."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a key of a published table."""
         if key[:1] == INODE_TABLE:
-            self.inodes.append((self.get(key), value))
+            self.inodes.append((key_ino(key), self.get(key), value))
         super().put(key, value)
 
     def delete(self, key: bytes) -> None:
         """Remove a key of a published table."""
         if key[:1] == INODE_TABLE:
-            self.inodes.append((self.get(key), None))
+            self.inodes.append((key_ino(key), self.get(key), None))
         super().delete(key)
+
+    def put_local(self, key: bytes, value: bytes) -> None:
+        """Set a key of a node table."""
+        if key[:1] == NodeTable.SCRATCH and key != DERIVED_KEY:
+            self.crossed[key_ino(key)] = value
+        super().put_local(key, value)
+
+    def delete_local(self, key: bytes) -> bool:
+        """Remove a key of a node table."""
+        found = super().delete_local(key)
+        if found and key[:1] == NodeTable.SCRATCH:
+            self.crossed[key_ino(key)] = None
+        return found
 
 
 class Workspace:
@@ -152,12 +171,21 @@ class Workspace:
         self.generations = Generations()
         self.busy = BusyMarks()
         self.dirty: dict[Inode, dict[BlockIndex, float]] = {}
+        self.scratch: set[Inode] = set()
+        self.scratch_dirty: dict[Inode, dict[BlockIndex, float]] = {}
+        self.withdrawn: set[Inode] = set()
+        """Scratch inodes that were published once: their bytes, and even their block maps, may be in the store only."""
+        self.withdrew = trio.Event()
+        """Set when one more is."""
         self.cut: Cut | None = None
         self.fenced: Fenced | None = None
         self.stopping = False
         self.freed = trio.Condition()
         """Notified when blocks become evictable, and when waits must end."""
         self.oldest_unpublished_s: float | None = None
+        self.due_s: float | None = None
+        """When the first of the unpublished changes wants to be cut."""
+        self.intervals = Intervals(policies, settings.interval_s)
         self.bytes_written = 0
         self.reports: deque[str] = deque(maxlen=20)
         self.use = Use(data)
@@ -177,16 +205,24 @@ class Workspace:
             self.counter = ChangeCounter(ChangeSeq(decode_u64(seq) if seq else 0))
             following = view.get(NEXT_INODE_KEY)
             self._next_inode = self._inode_limit = decode_u64(following) if following else 0
+            self._load_scratch(view)
             self.dirty.clear()
             for key, value in view.scan(*table_range(BLOCK_TABLE)):
                 if value and value[0] & 1 and BlockState.decode(value).dirty:
                     self.mark_dirty(key_ino(key), key_block(key))
             self.files = self.directories = self.logical_bytes = 0
-            for _, value in view.scan(*table_range(INODE_TABLE)):
-                self._count(value, 1)
+            for key, value in view.scan(*table_range(INODE_TABLE)):
+                if key_ino(key) not in self.scratch:
+                    self._count(value, 1)
             if next(iter(view.scan(NodeTable.CHANGELOG, bytes([NodeTable.CHANGELOG[0] + 1]))), None) is not None:
-                self.oldest_unpublished_s = trio.current_time()
+                self.note_change(self.settings.interval_s)
         self.use.load()
+
+    def _load_scratch(self, view: KVRead) -> None:
+        rows = [(key_ino(key), value) for key, value in view.scan(FIRST_ROW, table_range(NodeTable.SCRATCH)[1])]
+        self.scratch = {ino for ino, _ in rows}
+        self.withdrawn = {ino for ino, since in rows if decode_u64(since) != MADE_SO}
+        self.scratch_dirty.clear()
 
     def _count(self, value: bytes, sign: int) -> None:
         """Add an inode record to the counters, or take it out."""
@@ -201,21 +237,28 @@ class Workspace:
 
     @property
     def dirty_blocks(self) -> int:
-        """How many blocks have no frame."""
+        """How many blocks have no frame and want one."""
         return sum(map(len, self.dirty.values()))
+
+    @property
+    def scratch_blocks(self) -> int:
+        """How many blocks will never have one."""
+        return sum(map(len, self.scratch_dirty.values()))
 
     def mark_dirty(self, ino: Inode, block: BlockIndex) -> None:
         """Note a block without a frame, and when it was last written."""
-        blocks = self.dirty.get(ino)
+        table = self.scratch_dirty if ino in self.scratch else self.dirty
+        blocks = table.get(ino)
         if blocks is None:
-            blocks = self.dirty[ino] = {}
+            blocks = table[ino] = {}
         blocks[block] = trio.current_time()
 
     def unmark_dirty(self, ino: Inode, block: BlockIndex) -> None:
         """The block has a frame now, or is gone."""
-        blocks = self.dirty.get(ino)
+        table = self.scratch_dirty if ino in self.scratch else self.dirty
+        blocks = table.get(ino)
         if blocks is not None and blocks.pop(block, None) is not None and not blocks:
-            del self.dirty[ino]
+            del table[ino]
 
     def report(self, message: str) -> None:
         """Note something that the user should see; the newest few are kept for `status`."""
@@ -235,21 +278,59 @@ class Workspace:
             with self.kv.write() as txn:
                 recorder = CountingRecorder(txn, self.counter)
                 yield recorder
+                now = {ino: txn.get(inode_key(ino)) for ino in recorder.crossed}
         except BaseException:
             self.counter.rolled_back()
             raise
-        for earlier, later in recorder.inodes:
+        for ino, earlier, later in recorder.inodes:
+            if ino in self.scratch:
+                continue
             if earlier is not None:
                 self._count(earlier, -1)
             if later is not None:
                 self._count(later, 1)
+        for ino, since in recorder.crossed.items():
+            self._cross(ino, since, now[ino])
         if self.counter.seq != before:
-            self.note_change()
+            self.note_change(self._interval_s(recorder))
 
-    def note_change(self) -> None:
-        """Remember since when something is unpublished."""
+    def _cross(self, ino: Inode, since: bytes | None, record: bytes | None) -> None:
+        """An inode became scratch (*since* is its row), or is no longer."""
+        was = ino in self.scratch
+        dirty = (self.scratch_dirty if was else self.dirty).pop(ino, {})
+        self.withdrawn.discard(ino)
+        if since is None:
+            self.scratch.discard(ino)
+        else:
+            self.scratch.add(ino)
+            if decode_u64(since) != MADE_SO:
+                self.withdrawn.add(ino)
+                self.withdrew.set()
+        if was and record is not None:
+            # It has been back, and that made blocks dirty.
+            with self.kv.read() as view:
+                for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)):
+                    if value and BlockState.decode(value).dirty:
+                        self.mark_dirty(ino, key_block(key))
+        elif dirty:
+            self.scratch_dirty[ino] = dirty
+        if record is not None and was != (since is not None):
+            self._count(record, 1 if was else -1)
+
+    def _interval_s(self, recorder: CountingRecorder) -> float:
+        """Within what time the changes of a step want to be cut (S8)."""
+        if not self.intervals.differ:
+            return self.settings.interval_s
+        with self.kv.read() as view:
+            return self.intervals.shortest(view, {ino for ino, _, _ in recorder.inodes})
+
+    def note_change(self, within_s: float) -> None:
+        """Remember since when something is unpublished, and when it is due."""
+        now = trio.current_time()
         if self.oldest_unpublished_s is None:
-            self.oldest_unpublished_s = trio.current_time()
+            self.oldest_unpublished_s = now
+        if self.due_s is None or self.due_s > now + within_s:
+            self.due_s = now + within_s
 
     def start_inodes(self, writer_epoch: WriterEpoch) -> None:
         """Give inode numbers of *writer_epoch* from now on, unless it is the one in use already."""
