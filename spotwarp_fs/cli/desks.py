@@ -6,13 +6,14 @@ Invariant: every operation answers in plain values; nothing here mounts, claims 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
+from spotwarp_fs.cli.at import check_snapshot_name
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.mounted import Served
 from spotwarp_fs.cli.settings import Settings
@@ -21,6 +22,8 @@ from spotwarp_fs.core.status import Status
 from spotwarp_fs.engine.readonly import Looking
 from spotwarp_fs.engine.report import Reporter
 from spotwarp_fs.engine.session import Drained, Session
+
+T = TypeVar("T")
 
 SYNC_TIMEOUT_S = 3600.0
 
@@ -42,7 +45,14 @@ class WriterDesk:
             workspace=self._session.workspace,
             name=self._name,
             cache_path=cache_path,
-            operations={"sync": self._sync, "status": self._status},
+            operations={
+                "sync": self._sync,
+                "status": self._status,
+                "gc": self._collect,
+                "snapshot.create": self._create_snapshot,
+                "snapshot.list": self._list_snapshots,
+                "snapshot.delete": self._delete_snapshot,
+            },
             progress=self._progress,
             drain=self._drain,
             describe=self._describe,
@@ -91,6 +101,40 @@ class WriterDesk:
             reason = session.health.last_error or "the store is slower than what was written"
             raise UserError(f"not everything was published within {timeout_s:.0f} s: {reason}", ExitCode.NOT_SAVED)
         return {"manifest": number}
+
+    async def _collect(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._session.collector.collect(dry_run=bool(request.get("dry_run")))
+
+    async def _create_snapshot(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = check_snapshot_name(str(request["name"]))
+        number = await self._unless_fenced(self._session.snapshots.create, name)
+        return {"name": request["name"], "manifest": int(number)}
+
+    async def _delete_snapshot(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        name = str(request["name"]).encode("utf-8", "surrogateescape")
+        await self._unless_fenced(self._session.snapshots.delete, name)
+        return {"name": request["name"]}
+
+    async def _list_snapshots(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        found = await self._session.snapshots.list()
+        return {
+            "snapshots": [
+                {
+                    "name": item.name.decode("utf-8", "surrogateescape"),
+                    "manifest": int(item.number),
+                    "age_s": item.age_s,
+                }
+                for item in found
+            ]
+        }
+
+    async def _unless_fenced(self, call: Callable[[bytes], Awaitable[T]], name: bytes) -> T:
+        """Run what waits for a publish; being fenced ends the wait."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_raise_when_fenced, self._session)
+            result = await call(name)
+            nursery.cancel_scope.cancel()
+        return result
 
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return _with_process(await self._reporter.status(), self._wish).to_dict()

@@ -202,7 +202,9 @@ def snapshot(loaded: LoadedSettings, workspace: str, operation: str, arguments: 
 
 def collect(loaded: LoadedSettings, workspace: str, *, dry_run: bool, on_progress: Progress) -> dict[str, Any]:
     """Collect garbage of a workspace that is not mounted here, through its live writer if it has one."""
-    raise _unwired("gc")
+    from spotwarp_fs.cli.wiring_collect import collect as collected
+
+    return collected(loaded, workspace, dry_run=dry_run)
 
 
 def salvage_list(loaded: LoadedSettings, workspace: str | None) -> Iterator[SalvageLine]:

@@ -33,7 +33,7 @@ def snapshot(loaded: LoadedSettings, workspace: str, operation: str, arguments: 
         return run(lambda: _listed(settings, workspace))
     if operation == "create":
         check_snapshot_name(arguments["name"])
-    mounted = _mounted_here(settings, workspace)
+    mounted = mounted_here(settings, workspace)
     if mounted is not None:
         return client.call(mounted, f"snapshot.{operation}", arguments)
     change = create if operation == "create" else delete
@@ -48,7 +48,8 @@ def snapshot(loaded: LoadedSettings, workspace: str, operation: str, arguments: 
     return run(changed)
 
 
-def _mounted_here(settings: Settings, workspace: str) -> MountRecord | None:
+def mounted_here(settings: Settings, workspace: str) -> MountRecord | None:
+    """Return the workspace's mount on this machine, if it has one."""
     records = current_records(settings.state_dir)
     return next((r for r in records if r.workspace == workspace and r.store == settings.store_url()), None)
 
