@@ -39,6 +39,7 @@ from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.fuse import mounting
 from spotwarp_fs.fuse.mounting import MountOptions
+from spotwarp_fs.local.allocator import keep_memory_together
 from spotwarp_fs.local.cachedir import CacheDir
 from spotwarp_fs.local.datafiles import SparseDataFiles
 from spotwarp_fs.local.disk import disk_free_bytes
@@ -50,6 +51,15 @@ from spotwarp_fs.local.workers import ThreadWorkers
 from spotwarp_fs.store.scoped import Scoped
 
 log = logging.getLogger(__name__)
+
+
+BYTES_PER_FRAME = 10 << 20
+"""Memory that each block in the sealing pipeline is taken to need at worst: raw, encoded, in its pack's body, and what
+the allocator keeps; with 1 GiB that is 102 blocks and about a third of the budget."""
+BYTES_PER_RUN = 64 << 20
+"""The same for each run of blocks being fetched: 8 MiB stored and 8 MiB decoded, for a quarter of the budget."""
+FRAMES_MIN = 16
+RUNS_MIN = 4
 
 
 class CacheDisk:
@@ -72,6 +82,8 @@ def engine_settings(settings: Settings, cache_bytes_max: int) -> EngineSettings:
         fsync_remote=settings.fsync == "remote",
         cache_bytes_max=cache_bytes_max,
         packs_in_flight_max=settings.upload_threads,
+        frames_in_memory_max=max(FRAMES_MIN, settings.memory_max // BYTES_PER_FRAME),
+        hydrate_parallel_max=max(RUNS_MIN, min(settings.fetch_threads, settings.memory_max // BYTES_PER_RUN)),
         drain_s=settings.drain_timeout,
     )
 
@@ -262,6 +274,7 @@ def main(arguments: list[str]) -> int:
     wish = DaemonWish(**json.loads(arguments[0]))
     wish = replace(wish, restarted="--restarted" in arguments, supervisor_pid=os.getppid())
     ready_fd = int(arguments[arguments.index("--ready-fd") + 1])
+    keep_memory_together()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger("botocore").setLevel(logging.WARNING)
 

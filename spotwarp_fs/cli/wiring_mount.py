@@ -101,7 +101,9 @@ def _foreground(wish: DaemonWish, announce: Callable[[MountReport], None]) -> in
     import trio
 
     from spotwarp_fs.cli.daemon import run
+    from spotwarp_fs.local.allocator import keep_memory_together
 
+    keep_memory_together()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     return int(trio.run(run, wish, lambda ready: announce(_report(asdict(ready), 0))))
 
