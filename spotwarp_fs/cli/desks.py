@@ -21,6 +21,7 @@ from spotwarp_fs.core.errors import ExitCode, Fenced, UserError
 from spotwarp_fs.core.status import Status
 from spotwarp_fs.engine.readonly import Looking
 from spotwarp_fs.engine.report import Reporter
+from spotwarp_fs.engine.scratch import not_restored
 from spotwarp_fs.engine.session import Drained, Session
 
 T = TypeVar("T")
@@ -66,6 +67,8 @@ class WriterDesk:
         session = self._session
         resumed = session.claimed.resumed_from
         now_s = session.publisher.server_now_s()
+        with session.workspace.kv.read() as view:
+            notes = not_restored(view, resumed)
         return Ready(
             mountpoint=self._wish.mountpoint,
             workspace=self._name,
@@ -79,6 +82,7 @@ class WriterDesk:
             read_only=session.workspace.fenced is not None,
             daemon_pid=os.getpid(),
             left_out=session.claimed.left_out,
+            notes=notes,
         )
 
     def _progress(self) -> dict[str, Any]:

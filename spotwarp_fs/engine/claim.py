@@ -42,6 +42,7 @@ from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
 from spotwarp_fs.engine.recover import recover
+from spotwarp_fs.engine.scratch import carried
 from spotwarp_fs.engine.states import Latest, StateWish, find_state
 from spotwarp_fs.engine.takeover import Taken, Takeover
 from spotwarp_fs.engine.workspace import Workspace
@@ -319,6 +320,7 @@ class Claim:
             changes_bytes=before.changes_bytes,
             in_flight=in_flight,
             takeover={"from_number": before.number, "from_session": before.session},
+            notes=carried(before),
             files=before.files,
             directories=before.directories,
             logical_bytes=before.logical_bytes,

@@ -24,6 +24,7 @@ class Intervals:
         self._policies = replace(policies, interval_s=interval_s)
         self.differ = bool(policies.intervals)
         """Not the same everywhere: only then does anybody need to ask."""
+        self.longest_s = max([interval_s, *(seconds for _, seconds in policies.intervals)])
         self._known: dict[Inode, float] = {}
 
     def shortest(self, view: KVRead, changed: Iterable[Inode]) -> float:

@@ -22,6 +22,7 @@ from spotwarp_fs.core.records import (
     key_name,
     table_range,
 )
+from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
 from spotwarp_fs.core.types import BLOCK_BYTES, ManifestNumber
 from spotwarp_fs.engine.session import Session
@@ -81,7 +82,7 @@ class Reporter:
         head = session.streamer.head.manifest
         produced, sent = self._rates()
         dirty = ws.dirty_blocks * BLOCK_BYTES
-        published = session.streamer.last_published_s
+        published_s = session.streamer.last_published_s
         now = trio.current_time()
         return Status(
             workspace=self._name,
@@ -89,7 +90,7 @@ class Reporter:
             form="fuse",
             mode="reader" if self._read_only else "writer",
             head_number=head.number,
-            head_age_s=now - published if published is not None else now - session.started_s,
+            head_age_s=now - published_s if published_s is not None else now - session.started_s,
             writer_epoch=head.writer_epoch,
             session=head.session,
             rpo_seconds=self.rpo_s(),
@@ -99,7 +100,7 @@ class Reporter:
             newest_safe_checkpoint=await self._newest_safe(),
             produced_bytes_per_s=produced,
             sent_bytes_per_s=sent,
-            falling_behind=self.rpo_s() > 2 * ws.settings.interval_s + 5 and produced > sent,
+            falling_behind=self.rpo_s() > 2 * ws.intervals.longest_s + 5 and produced > sent,
             cache_used_bytes=session.budget.used_bytes,
             cache_budget_bytes=session.budget.limit_bytes,
             in_flight=tuple(
@@ -109,7 +110,7 @@ class Reporter:
             read_only=self._read_only or ws.fenced is not None,
             store_reachable=session.health.reachable,
             store_error=session.health.last_error or (ws.reports[-1] if ws.reports else None),
-            last_publish_s=now - published if published is not None else None,
+            last_publish_s=now - published_s if published_s is not None else None,
             files=ws.files,
             logical_bytes=ws.logical_bytes,
             totals=Totals(
@@ -138,9 +139,9 @@ class Reporter:
         return SafeCheckpoint(name, max(0.0, (ws.wall.now_ns() - mtime_ns) / 1e9), number)
 
 
-def newest_checkpoint(view: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:
+def newest_checkpoint(snapshot: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:
     """Find the newest atomic directory, or else file, that is whole and has no unpublished change of its own."""
-    policies = workspace.policies
+    policies, view = workspace.policies, published(snapshot)
     best: dict[bool, tuple[int, bytes]] = {}
     for key, value in view.scan(*table_range(ENTRY_TABLE)):
         name, entry = key_name(key), EntryRecord.decode(value)

@@ -23,6 +23,7 @@ from spotwarp_fs.core.ports import DataFiles, Entropy, KVRead, KVStore, KVWrite,
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     INODE_TABLE,
+    TREE_TABLES,
     BlockState,
     InodeRecord,
     NodeTable,
@@ -120,6 +121,7 @@ class CountingRecorder(Recorder):
         self.inodes: list[tuple[Inode, bytes | None, bytes | None]] = []
         self.crossed: dict[Inode, bytes | None] = {}
         """Inodes whose row in table S was written, with what it says now."""
+        self.touched: set[bytes] = set()
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a key of a published table."""
@@ -132,6 +134,11 @@ class CountingRecorder(Recorder):
         if key[:1] == INODE_TABLE:
             self.inodes.append((key_ino(key), self.get(key), None))
         super().delete(key)
+
+    def touch(self, key: bytes) -> None:
+        """Note that *key* must be in the next cut."""
+        self.touched.add(key)
+        super().touch(key)
 
     def put_local(self, key: bytes, value: bytes) -> None:
         """Set a key of a node table."""
@@ -322,7 +329,8 @@ class Workspace:
         if not self.intervals.differ:
             return self.settings.interval_s
         with self.kv.read() as view:
-            return self.intervals.shortest(view, {ino for ino, _, _ in recorder.inodes})
+            changed = {key_ino(key) for key in recorder.touched if key[:1] in TREE_TABLES}
+            return self.intervals.shortest(view, changed)
 
     def note_change(self, within_s: float) -> None:
         """Remember since when something is unpublished, and when it is due."""
