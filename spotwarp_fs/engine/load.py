@@ -6,7 +6,7 @@ one it means "start over" (H6). The map holds exactly the state of the manifest 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -100,17 +100,33 @@ async def load_state(
     await clear_map(workspace)
     chain = await read_chain(store, head, health, manifest.base_number)
     base = await metadata.root(manifest.base) if manifest.base is not None else None
-    if base is not None:
-        for puts in await metadata.tree_puts(base):
-            await apply_state(workspace, ChangeSet((), puts))
     ordered = await read_change_sets(metadata, chain)
-    await apply_state(workspace, fold(ordered))
+    await apply_chain(workspace, metadata, base, ordered)
     with workspace.kv.write() as txn:
         txn.put(SEQ_KEY, encode_u64(manifest.change_seq))
         remember_head(txn, head)
         if manifest.base is not None:
             txn.put(BASE_KEY, manifest.base.encode())
     return LoadedState(head, base, ordered)
+
+
+async def apply_chain(
+    workspace: Workspace, metadata: Metadata, base: Root | None, change_sets: Sequence[ChangeSet]
+) -> None:
+    """Put a base's names and the changes after it into the empty map.
+
+    Blocks of a base that lies in its root are folded with the changes: a frame that the state does not have must not be
+    found by its digest, for its pack may be gone (C10).
+    """
+    small: list[ChangeSet] = []
+    if base is not None:
+        parts = [ChangeSet((), puts) for puts in await metadata.tree_puts(base)]
+        if base.sections:
+            for part in parts:
+                await apply_state(workspace, part)
+        else:
+            small = parts
+    await apply_state(workspace, fold([*small, *change_sets]))
 
 
 async def clear_map(workspace: Workspace) -> None:

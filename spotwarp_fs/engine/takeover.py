@@ -51,7 +51,15 @@ from spotwarp_fs.core.takeover import (
 )
 from spotwarp_fs.core.types import BlockIndex, Inode, ManifestNumber, PackId
 from spotwarp_fs.engine.health import StoreHealth
-from spotwarp_fs.engine.load import BASE_KEY, apply_state, clear_map, read_chain, read_change_sets, remember_head
+from spotwarp_fs.engine.load import (
+    BASE_KEY,
+    apply_chain,
+    apply_state,
+    clear_map,
+    read_chain,
+    read_change_sets,
+    remember_head,
+)
 from spotwarp_fs.engine.metadata import FETCH_PARALLEL_MAX, Metadata
 from spotwarp_fs.engine.older import NotLoaded, OlderStates
 from spotwarp_fs.engine.parallel import each
@@ -129,12 +137,10 @@ class Takeover:
         await clear_map(ws)
         chain = await read_chain(self._store, head, self._health, manifest.base_number)
         self.base = await self._metadata.root(manifest.base) if manifest.base is not None else None
-        for puts in await self._metadata.tree_puts(self.base) if self.base is not None else ():
-            await apply_state(ws, ChangeSet((), puts))
         change_sets = await read_change_sets(self._metadata, chain)
         for link, change_set in zip(chain, change_sets, strict=True):
             self._states.note(link, change_set)
-        await apply_state(ws, fold(change_sets))
+        await apply_chain(ws, self._metadata, self.base, change_sets)
         self._note_base(manifest)
 
     async def follow(self, following: Head) -> None:
