@@ -19,15 +19,23 @@ import trio
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.mounts import MountRecord, remove_record, socket_path, underlay_path, write_record
 from spotwarp_fs.cli.settings import Settings
+from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.engine.control import ControlServer, Operation
 from spotwarp_fs.engine.filesystem import Filesystem
 from spotwarp_fs.engine.session import Drained
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.fuse import mounting, serving
+from spotwarp_fs.fuse.holders import flush_pages, holders
 from spotwarp_fs.fuse.mounting import MountOptions
 from spotwarp_fs.local.system import SystemWall
 
 log = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+FLUSH_S = 3.0
+REST_S = 1.0
+REST_SHARE = 0.2
+"""Share of a drain's time kept for what is written between its cut and the unmount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +64,45 @@ class Mounted:
         self._ready = ready
         self._options = mount_options(wish, settings, served.name, served.cache_path)
         self._socket = socket_path(settings.state_dir, wish.mountpoint)
-        self._drained: Drained | None = None
-        self._leave = trio.Event()
+        self._deadline_s: float | None = None
+        """Until when what is left is published; set by whoever asks for the end."""
+        self._ended = trio.Event()
+        self._result: Drained | None = None
+        self._answered: trio.Event | None = None
 
     async def run(self) -> Drained:
-        """Mount and serve; returns how the drain at the end went."""
+        """Mount and serve until unmounted, publish what is left, and say how that went."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         operations = {**self._served.operations, "drain": self._drain}
         control = ControlServer(str(self._socket), operations, self._served.progress)
-        control.on_answered = lambda name: self._leave.set() if name == "drain" else None
+        control.on_answered = self._note_answer
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(control.run)
                 nursery.start_soon(self._served.background)
                 nursery.start_soon(self._obey_signals)
-                nursery.start_soon(self._unmount_when_told)
                 await serving.serve(self._served.filesystem, self._options, ready=lambda _: self._announce())
+                result = self._result = await self._publish_rest()
+                self._ended.set()
+                if self._answered is not None:
+                    with trio.move_on_after(ANSWER_S):
+                        await self._answered.wait()
                 nursery.cancel_scope.cancel()
         finally:
             remove_record(self._settings.state_dir, self._wish.mountpoint)
-        if self._drained is None:
-            # Unmounted from outside: what is left is still published before the daemon ends.
+        log.info("drained saved=%s manifest=%d", result.saved, result.number)
+        return result
+
+    async def _publish_rest(self) -> Drained:
+        """Nothing can be written any more: what is left now is all there is."""
+        if self._deadline_s is None:
             log.info("unmounted; publishing what is left")
-            self._drained = await self._served.drain(self._settings.drain_timeout)
-        log.info("drained saved=%s manifest=%d", self._drained.saved, self._drained.number)
-        return self._drained
+            self._deadline_s = trio.current_time() + self._settings.drain_timeout
+        return await self._served.drain(max(REST_S, self._deadline_s - trio.current_time()))
+
+    def _note_answer(self, name: str) -> None:
+        if name == "drain" and self._answered is not None:
+            self._answered.set()
 
     def _announce(self) -> None:
         record = MountRecord(
@@ -97,23 +119,66 @@ class Mounted:
         self._ready(self._served.describe())
 
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Publish everything; once this is answered, the mount goes and the daemon ends."""
-        self._drained = await self._served.drain(float(request.get("timeout_s", self._settings.drain_timeout)))
-        return asdict(self._drained)
+        """Publish, unmount, publish what came in between; the daemon ends after the answer."""
+        timeout_s = float(request.get("timeout_s", self._settings.drain_timeout))
+        self._answered = trio.Event()
+        try:
+            await self._end(timeout_s, force=bool(request.get("force")))
+        except UserError:
+            self._answered = None
+            raise
+        await self._ended.wait()
+        assert self._result is not None
+        return asdict(self._result)
 
     async def _obey_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("signal %d: draining", number)
-                self._drained = await self._served.drain(self._settings.notice_timeout)
-                self._leave.set()
+                await self._end(self._settings.notice_timeout, force=True)
 
-    async def _unmount_when_told(self) -> None:
-        """Every wait in a handler ends, then the mount is taken away; open files do not hold it."""
-        await self._leave.wait()
+    async def _end(self, timeout_s: float, *, force: bool) -> None:
+        """Publish while programs may still write, then take the mount away.
+
+        Raises UserError if it is busy; with *force* the programs that hold it meet a dead mount instead.
+        """
+        deadline_s = trio.current_time() + timeout_s
+        await self._served.drain(timeout_s * (1 - REST_SHARE))
+        try:
+            await trio.to_thread.run_sync(mounting.unmount, self._wish.mountpoint, abandon_on_cancel=True)
+        except OSError as error:
+            if not force:
+                raise self._busy(error) from error
+            self._deadline_s = deadline_s
+            await self._break_off()
+        self._deadline_s = deadline_s
+
+    def _busy(self, error: OSError) -> UserError:
+        users = holders(self._wish.mountpoint)
+        who = f" by {', '.join(users)}" if users else ""
+        return UserError(
+            f"{self._wish.mountpoint} is in use{who} ({error.strerror}). What was written so far is published; end "
+            "these programs and try again, or use --force, which leaves them with a dead mount",
+            ExitCode.MOUNTPOINT,
+        )
+
+    async def _break_off(self) -> None:
+        """End every wait in a handler, let the kernel hand over its dirty pages, then cut the connection (H2)."""
+        mountpoint = self._wish.mountpoint
+        with trio.move_on_after(FLUSH_S):
+            await trio.to_thread.run_sync(flush_pages, mountpoint, abandon_on_cancel=True)
         self._served.workspace.stopping = True
         await self._served.workspace.wake_waiters()
-        await trio.to_thread.run_sync(_unmount, self._wish.mountpoint, abandon_on_cancel=True)
+        await trio.sleep(self._served.workspace.settings.fence_grace_s if self._served.workspace.fenced else 0)
+        await trio.to_thread.run_sync(_cut_off, mountpoint, abandon_on_cancel=True)
+
+
+def _cut_off(mountpoint: str) -> None:
+    mounting.abort_connection(mountpoint)
+    try:
+        mounting.unmount(mountpoint, lazy=True)
+    except OSError as error:
+        log.warning("the dead mount stays mountpoint=%s reason=%s", mountpoint, error)
 
 
 def mount_options(wish: DaemonWish, settings: Settings, name: str, cache_dir: Path) -> MountOptions:
@@ -128,10 +193,3 @@ def mount_options(wish: DaemonWish, settings: Settings, name: str, cache_dir: Pa
         writeback_cache=chosen.kernel_writeback,
         underlay_path=underlay_path(settings.state_dir, wish.mountpoint),
     )
-
-
-def _unmount(mountpoint: str) -> None:
-    try:
-        mounting.unmount(mountpoint)
-    except OSError:
-        mounting.unmount(mountpoint, lazy=True)

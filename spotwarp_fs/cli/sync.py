@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import click
 
 from spotwarp_fs.cli import output
 from spotwarp_fs.cli.options import json_option, mountpoint_argument
 from spotwarp_fs.core.units import parse_duration
+
+FLUSH_S = 30.0
 
 
 @click.command("sync")
@@ -23,6 +27,16 @@ def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
 
     record = client.find_mount(client.state_directory(), mountpoint)
     arguments = {"timeout_s": parse_duration(timeout)}
+    flush(record.mountpoint)
     with output.progress_bar("publishing", shown=not as_json) as report:
         result = client.call(record, "sync", arguments, on_progress=report)
     output.emit(result, str(result.get("manifest")), as_json=as_json)
+
+
+def flush(mountpoint: str) -> None:
+    """Have the kernel hand over pages dirtied through mappings, so that the barrier has them; not for ever."""
+    from spotwarp_fs.fuse.holders import flush_pages
+
+    flusher = threading.Thread(target=flush_pages, args=(mountpoint,), daemon=True)
+    flusher.start()
+    flusher.join(FLUSH_S)

@@ -15,8 +15,9 @@ from spotwarp_fs.core.units import format_size, parse_duration
 @click.command("umount")
 @click.argument("mountpoint", type=click.Path())
 @click.option("--timeout", metavar="TIME", help="Give up publishing after this long. [setting drain_timeout]")
+@click.option("--force", is_flag=True, help="Unmount also while programs use it; they are left with a dead mount.")
 @json_option
-def command(mountpoint: str, timeout: str | None, as_json: bool) -> int:
+def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) -> int:
     """Publish what is left, then unmount MOUNTPOINT.
 
     Programs may write until the drain ends. If something could not be saved in time, the exit code is 13 and the cache
@@ -30,7 +31,7 @@ def command(mountpoint: str, timeout: str | None, as_json: bool) -> int:
     else:
         timeout_s = _drain_timeout_s()
     with output.progress_bar("publishing", shown=not as_json) as report:
-        done = wiring.umount(record, timeout_s=timeout_s, on_progress=report)
+        done = wiring.umount(record, timeout_s=timeout_s, force=force, on_progress=report)
     if as_json:
         output.print_json({**asdict(done), "ok": done.saved})
     else:

@@ -147,11 +147,11 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     return wiring_mount.mount(loaded, wish, announce)
 
 
-def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:
+def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
     from spotwarp_fs.cli import wiring_mount
 
-    return wiring_mount.umount(record, timeout_s=timeout_s, on_progress=on_progress)
+    return wiring_mount.umount(record, timeout_s=timeout_s, force=force, on_progress=on_progress)
 
 
 def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:

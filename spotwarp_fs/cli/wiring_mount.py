@@ -145,7 +145,7 @@ def _joined(record: MountRecord) -> Ready:
     )
 
 
-def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> UmountReport:
+def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
     from spotwarp_fs.cli import client
     from spotwarp_fs.cli.wiring import UmountReport
@@ -155,7 +155,8 @@ def umount(record: MountRecord, *, timeout_s: float, on_progress: Progress) -> U
         _clean_away(record, state_dir)
         return UmountReport(record.mountpoint, record.workspace, None, saved=True)
     silence_s = max(client.SILENCE_MAX_S, timeout_s + 5.0)
-    done = client.call(record, "drain", {"timeout_s": timeout_s}, on_progress=on_progress, silence_max_s=silence_s)
+    wish = {"timeout_s": timeout_s, "force": force}
+    done = client.call(record, "drain", wish, on_progress=on_progress, silence_max_s=silence_s)
     _wait_for_end(record)
     return UmountReport(
         record.mountpoint,

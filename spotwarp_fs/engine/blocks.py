@@ -9,7 +9,7 @@ The caller replies last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from spotwarp_fs.core.changes import Recorder
@@ -50,6 +50,15 @@ class ReadPlan:
     def blocks(self) -> list[BlockIndex]:
         """The blocks that the read touches."""
         return [block for block, _, _ in self.pieces]
+
+    @property
+    def extent(self) -> Extent:
+        """What is read."""
+        return Extent(self.pieces[0][1].start, self.pieces[-1][1].stop)
+
+    def without(self, blocks: Container[BlockIndex]) -> list[tuple[BlockIndex, Extent, bool]]:
+        """The pieces of all other blocks."""
+        return [item for item in self.pieces if item[0] not in blocks]
 
 
 class Blocks:
@@ -98,11 +107,14 @@ class Blocks:
         if plan.all_local:
             first, last = plan.pieces[0][1], plan.pieces[-1][1]
             return self._ws.data.pread(ino, first.start, last.stop - first.start)
-        parts = [
-            self._ws.data.pread(ino, piece.start, piece.length) if here else bytes(piece.length)
-            for _, piece, here in plan.pieces
-        ]
-        return b"".join(parts)
+        return b"".join(self.read_each(ino, plan.pieces).values())
+
+    def read_each(self, ino: Inode, pieces: list[tuple[BlockIndex, Extent, bool]]) -> dict[BlockIndex, bytes]:
+        """Read local pieces, and zeros for holes, one by one (blocking)."""
+        return {
+            block: self._ws.data.pread(ino, piece.start, piece.length) if here else bytes(piece.length)
+            for block, piece, here in pieces
+        }
 
     def write(self, ino: Inode, offset: int, data: bytes, now_ns: int) -> None:
         """Write *data* at *offset*; every block that it covers in part has local bytes."""
@@ -227,6 +239,12 @@ class Blocks:
             return
         for block in frozen:
             cut.keep(ino, block)
+
+
+def cut_piece(raw: bytes, block: BlockIndex, piece: Extent) -> bytes:
+    """Cut a piece out of a block's valid bytes; what lies beyond them reads as zeros (H5)."""
+    start = piece.start - block * BLOCK_BYTES
+    return raw[start : start + piece.length].ljust(piece.length, b"\0")
 
 
 def _absent(state: BlockState | None) -> bool:

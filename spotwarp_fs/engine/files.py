@@ -19,7 +19,7 @@ from spotwarp_fs.core.records import NodeTable, ino_key, inode_key
 from spotwarp_fs.core.requests import Actor, Handle, Node
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.engine.blockmaps import BlockMaps
-from spotwarp_fs.engine.blocks import Blocks
+from spotwarp_fs.engine.blocks import Blocks, ReadPlan, cut_piece
 from spotwarp_fs.engine.budget import Budget
 from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.hydrate import Hydrator
@@ -176,7 +176,11 @@ class Files:
                 extent = Extent(offset, stop)
                 plan = self._blocks.plan_read(view, ino, extent)
             if plan.missing:
-                await self._budget.room_for_blocks(len(plan.missing))
+                if not await self._budget.room_for_blocks(len(plan.missing)):
+                    through = await self._read_through(ino, plan)
+                    if through is not None:
+                        return through
+                    continue
                 self._hydrator.note_read(ino, plan.blocks[0], plan.blocks[-1])
                 await self._hydrator.demand(ino, plan.missing)
                 continue
@@ -191,6 +195,27 @@ class Files:
                 found = await ws.workers.run(Work.DISK, self._blocks.read_pieces, ino, plan)
             if generations == [ws.generations.of(ino, block) for block in plan.blocks]:
                 return found
+
+    async def _read_through(self, ino: Inode, plan: ReadPlan) -> bytes | None:
+        """Serve a read from memory: the cache has no room, and a read must not wait for writers' uploads (H18).
+
+        None when something changed meanwhile.
+        """
+        ws = self._ws
+        generations = [ws.generations.of(ino, block) for block in plan.blocks]
+        fetched = await self._hydrator.fetch_through(ino, plan.missing)
+        local = plan.without(fetched)
+        with ws.busy.hold(ino, plan.blocks):
+            parts = await ws.workers.run(Work.DISK, self._blocks.read_each, ino, local)
+        if generations != [ws.generations.of(ino, block) for block in plan.blocks]:
+            return None
+        with ws.kv.read() as view:
+            if self._blocks.plan_read(view, ino, plan.extent) != plan:
+                return None
+        return b"".join(
+            cut_piece(fetched[block], block, piece) if block in fetched else parts[block]
+            for block, piece, _ in plan.pieces
+        )
 
     def _touch_atime(self, ino: Inode) -> None:
         """Relatime: atime alone never makes a manifest (M-d), so it is not noted as a change."""
@@ -219,7 +244,7 @@ class Files:
             if not missing:
                 break
             await self._budget.room_for_blocks(len(missing))
-            await self._hydrator.demand(ino, missing)
+            await self._hydrator.demand(ino, missing, for_write=True)
         self._durability.check_not_failed(ino)
         self._mark_written(ino)
         self._blocks.write(ino, offset, data, ws.wall.now_ns())
@@ -238,7 +263,7 @@ class Files:
             if not missing:
                 break
             await self._budget.room_for_blocks(len(missing))
-            await self._hydrator.demand(ino, missing)
+            await self._hydrator.demand(ino, missing, for_write=True)
         if self._writers.get(ino):
             self._mark_written(ino)
         self._blocks.truncate(ino, size, ws.wall.now_ns())

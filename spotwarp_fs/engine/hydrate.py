@@ -22,6 +22,8 @@ from spotwarp_fs.engine.workspace import Workspace, block_state
 
 EIO = 5
 RECENT_READS_MAX = 1024
+LOOK_UP_S = 0.25
+"""How soon a wait notices that it must end."""
 
 
 class Hydrator:
@@ -37,12 +39,13 @@ class Hydrator:
         self._slots = trio.Semaphore(workspace.settings.hydrate_parallel_max)
         self._streams: OrderedDict[Inode, tuple[BlockIndex, int]] = OrderedDict()
 
-    async def demand(self, ino: Inode, blocks: Iterable[BlockIndex], *, wait_s: float | None = None) -> None:
+    async def demand(self, ino: Inode, blocks: Iterable[BlockIndex], *, for_write: bool = False) -> None:
         """Return when every block of *blocks* has local bytes (or no frame any more).
 
-        Raises Refused(EIO) when a frame is damaged for good, or when the store stays away longer than the read wait.
+        Raises Refused(EIO) when a frame is damaged for good, when the store stays away longer than the read wait, or
+        when the mount ends; a writer gets EROFS once fenced.
         """
-        deadline = trio.current_time() + (self._ws.settings.read_wait_max_s if wait_s is None else wait_s)
+        deadline = trio.current_time() + self._ws.settings.read_wait_max_s
         wanted = list(blocks)
         while True:
             with self._ws.kv.read() as view:
@@ -54,11 +57,33 @@ class Hydrator:
                 if reason is not None:
                     raise Refused(EIO, reason)
             events = self._start(ino, missing, Lane.DEMAND)
-            with trio.move_on_at(deadline) as scope:
+            with trio.move_on_at(min(deadline, trio.current_time() + LOOK_UP_S)):
                 for event in events:
                     await event.wait()
-            if self._ws.stopping or scope.cancelled_caught:
+            if for_write:
+                self._ws.check_writable()
+            if self._ws.stopping or trio.current_time() >= deadline:
                 raise Refused(EIO, f"inode {ino:#x}: blocks {missing[:4]} did not arrive: {self._health.last_error}")
+
+    async def fetch_through(self, ino: Inode, blocks: list[BlockIndex]) -> dict[BlockIndex, bytes]:
+        """Fetch blocks for one reader and keep nothing; the caller checks that they are still the right ones.
+
+        Raises Refused(EIO) when a frame is damaged, or the store stays away.
+        """
+        with self._ws.kv.read() as view:
+            states = {block: block_state(view, ino, block) for block in blocks}
+        frames = {
+            block: state.frame for block, state in states.items() if state is not None and state.frame is not None
+        }
+        found: dict[BlockIndex, bytes] = {}
+        for block, frame in frames.items():
+            try:
+                wait_s = self._ws.settings.read_wait_max_s
+                async with self._slots:
+                    found[block] = await self._packs.fetch_patiently(frame, lane=Lane.DEMAND, wait_s=wait_s)
+            except (Corrupt, Unavailable, Denied) as error:
+                raise Refused(EIO, f"inode {ino:#x}, block {block}: {error}") from error
+        return found
 
     def note_read(self, ino: Inode, block: BlockIndex, last: BlockIndex) -> None:
         """Follow a stream: a file that is read in order is fetched ahead, further each time (per inode, not handle)."""
