@@ -15,7 +15,7 @@ HOLDERS_NAMED_MAX: Final = 5
 
 
 def holders(mountpoint: str) -> list[str]:
-    """Name programs with a file, directory or root below *mountpoint*, as `name (pid 7)`; those we may look at, and not us."""
+    """Name programs, but not us, that have a file or directory below *mountpoint*, as `name (pid 7)`."""
     prefix = mountpoint.rstrip("/") + "/"
     found = []
     for process in Path("/proc").iterdir():
