@@ -36,6 +36,7 @@ from spotwarp_fs.core.records import (
     key_name,
     table_range,
 )
+from spotwarp_fs.core.scratch import is_scratch, is_scratch_name, published
 from spotwarp_fs.core.types import ROOT_INODE, Inode, ManifestNumber, ObjectKey, PackId, WriterEpoch
 
 STATE_NAME: Final = "state"
@@ -164,19 +165,24 @@ def tree_part(change_set: ChangeSet) -> ChangeSet:
 
 
 def has_unpublished(view: KVRead) -> bool:
-    """Tell whether a node's map holds changes of the tree that no manifest has."""
-    if next(iter(view.scan(*table_range(NodeTable.RANGES))), None) is not None:
-        return True
-    return any(key[:1] in TREE_TABLES for _, key in view.scan(*table_range(NodeTable.CHANGELOG)))
+    """Tell whether a node's map holds changes of the tree that no manifest has, scratch aside."""
+    return next(unpublished_keys(view), None) is not None
 
 
 def unpublished_keys(view: KVRead) -> Iterator[bytes]:
-    """Give the tree keys in a node's map that changed since its last manifest."""
+    """Give the tree keys in a node's map that changed since its last manifest, but not what is scratch."""
     for _, key in view.scan(*table_range(NodeTable.CHANGELOG)):
-        if key[:1] in TREE_TABLES:
+        if key[:1] in TREE_TABLES and not _is_scratch(view, key):
             yield key
     for row, _ in view.scan(*table_range(NodeTable.RANGES)):
-        yield inode_key(key_ino(row))
+        if not is_scratch(view, key_ino(row)):
+            yield inode_key(key_ino(row))
+
+
+def _is_scratch(view: KVRead, key: bytes) -> bool:
+    if key[:1] == ENTRY_TABLE:
+        return is_scratch_name(view, key_ino(key), key_name(key))
+    return is_scratch(view, key_ino(key))
 
 
 def keys_of(change_set: ChangeSet) -> Iterator[bytes]:
@@ -225,6 +231,7 @@ def _file_paths(view: KVRead, ino: Inode) -> Iterator[bytes]:
 
 def selected(view: KVRead, whole: frozenset[bytes]) -> Iterator[tuple[bytes, Inode]]:
     """Give the paths in *whole*, everything below them, and the directories on the way; parents before children."""
+    view = published(view)
     above = {b"/".join(parts[:at]) for path in whole for parts in [path.split(b"/")] for at in range(len(parts))}
     pending: list[tuple[bytes, Inode, bool]] = [(b"", ROOT_INODE, b"" in whole)]
     while pending:

@@ -13,7 +13,7 @@ from typing import Protocol
 import trio
 
 from spotwarp_fs.core.errors import Refused
-from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, block_key, ino_range, key_block
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameState, block_key, ino_range, key_block
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -126,11 +126,15 @@ class Budget:
             found = [
                 key_block(key)
                 for key, value in view.scan(*ino_range(BLOCK_TABLE, ino))
-                if value and value[0] & 1 and not BlockState.decode(value).dirty
+                if value and value[0] & 1 and self._store_keeps(BlockState.decode(value))
             ]
         ready = [block for block in found if self._free_to_go(ino, block)]
         for at in range(0, len(ready), BLOCKS_PER_STEP_MAX):
             yield ready[at : at + BLOCKS_PER_STEP_MAX]
+
+    def _store_keeps(self, state: BlockState) -> bool:
+        """A frame that no manifest names is as good as one that is, until somebody else collects here."""
+        return state.state is FrameState.PUBLISHED or (not state.dirty and self._ws.fenced is None)
 
     def _free_to_go(self, ino: Inode, block: BlockIndex) -> bool:
         """Nobody is reading the bytes, or will.

@@ -117,8 +117,8 @@ class Reader:
         self.workspace: Final = workspace
         self.health: Final = StoreHealth(workspace.settings, workspace.entropy)
         self.packs: Final = PackStore(workspace, ports.store, self.health)
-        self._metadata = Metadata(workspace, self.packs)
-        self.maps: Final = BlockMaps(workspace, self._metadata)
+        self.metadata: Final = Metadata(workspace, self.packs)
+        self.maps: Final = BlockMaps(workspace, self.metadata)
         self._fetches = trio.CapacityLimiter(workspace.settings.hydrate_parallel_max)
         self._head = head
         self._pin: Pin | None = None
@@ -134,12 +134,12 @@ class Reader:
     async def load(self, now_s: float, wish: StateWish, nursery: trio.Nursery) -> None:
         """Find the state, pin it for as long as *nursery* runs, and load its names."""
         self.server_time_s = now_s
-        found = await find_state(self._store, self._metadata, self.health, self._head, now_s, wish)
+        found = await find_state(self._store, self.metadata, self.health, self._head, now_s, wish)
         self.manifest = found.manifest
         self._pin = Pin(self._store, self.workspace.entropy, found.manifest.number)
         nursery.start_soon(self._pin.keep)
         with _one_error():
-            state = await load_state(self.workspace, self._store, self._metadata, self.health, found)
+            state = await load_state(self.workspace, self._store, self.metadata, self.health, found)
         self.maps.use_base(found.manifest.base, state.base)
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class Reader:
 
     async def snapshots(self) -> dict[bytes, ManifestNumber]:
         """Read the snapshot names of the head."""
-        return await snapshot_names(self._store, self._metadata, self.health, self._head)
+        return await snapshot_names(self._store, self.metadata, self.health, self._head)
 
     async def manifest_at(self, number: ManifestNumber) -> Manifest:
         """Read another state's manifest, which exists."""
@@ -221,7 +221,10 @@ class Reader:
             found = [(key_block(key), value) for key, value in view.scan(*ino_range(BLOCK_TABLE, ino)) if value]
         run: list[tuple[BlockIndex, FrameRef]] = []
         for block, value in found:
-            frame = BlockState.decode(value).frame
+            state = BlockState.decode(value)
+            if state.local:
+                continue  # salvage on a node has them; a state from the store has none
+            frame = state.frame
             assert frame is not None, "a published block has a frame"
             if run and (len(run) == longest or not _follows(run[-1][1], frame)):
                 yield run

@@ -169,7 +169,7 @@ class Sealer:
             if raw is None:
                 self._finish(job)
                 return
-            name = await self._ws.workers.run(Work.CPU, _identify, raw)
+            name = await self._ws.workers.run(Work.CPU, identify, raw)
             if name is None:
                 self._acknowledge(job, None)
                 return
@@ -313,6 +313,6 @@ class Sealer:
         job.done.set()
 
 
-def _identify(raw: bytes) -> bytes | None:
-    """The content's digest, or None when it is all zeros."""
+def identify(raw: bytes) -> bytes | None:
+    """Return the content's digest, or None when it is all zeros."""
     return None if is_zero(raw) else digest(raw)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -34,6 +34,7 @@ from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher
 from spotwarp_fs.engine.rebase import NewBase, Rebaser
+from spotwarp_fs.engine.salvage import Outcome, Salvager
 from spotwarp_fs.engine.scratch import Gatherer, settle
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.snapshots import Snapshots
@@ -66,6 +67,8 @@ class Drained:
     unsaved_bytes: int = 0
     unsaved_changes: int = 0
     reason: str = ""
+    salvage: str = ""
+    """Set aside in the store under this name: nothing of it is on this node only."""
 
 
 @dataclass(slots=True)
@@ -92,10 +95,12 @@ class Session:
     history: History
     collector: Collector
     snapshots: Snapshots
+    salvager: Salvager
     started_s: float
     fenced: trio.Event = field(default_factory=trio.Event)
     streaming: trio.CancelScope = field(default_factory=trio.CancelScope)
     """The cut loop; a fenced session has none."""
+    streaming_ended: trio.Event = field(default_factory=trio.Event)
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -109,12 +114,26 @@ class Session:
         number: ManifestNumber | None = None
         with trio.move_on_at(deadline_s):
             if ws.fenced is None:
-                number = await self.streamer.barrier()
+                with suppress(Fenced):
+                    number = await self.streamer.barrier()
+            if ws.fenced is not None:
+                await self.salvager.finished.wait()
+        if ws.fenced is not None:
+            return self._set_aside(ws.fenced)
         if number is not None and ws.oldest_unpublished_s is None:
             return Drained(True, number)
-        reason = str(ws.fenced) if ws.fenced is not None else self.health.last_error or "the deadline came first"
+        reason = self.health.last_error or "the deadline came first"
         left = ws.dirty_blocks << 20
         return Drained(False, self.streamer.head.manifest.number, left, self._unpublished_changes(), reason)
+
+    def _set_aside(self, fenced: Fenced) -> Drained:
+        """A fenced session saves nothing; when nothing was left to save, that is as good."""
+        progress, number = self.salvager.progress, self.streamer.head.manifest.number
+        if progress.outcome is Outcome.NOTHING:
+            return Drained(True, number)
+        place = progress.place if progress.outcome is Outcome.SAVED else ""
+        reason = f"{fenced}; {progress.describe()}"
+        return Drained(False, number, progress.total_bytes, self._unpublished_changes(), reason, place)
 
     def _unpublished_changes(self) -> int:
         with self.workspace.kv.read() as view:
@@ -151,6 +170,7 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(session.budget.run)
             nursery.start_soon(_stream, session)
             nursery.start_soon(session.streamer.upload_early)
+            nursery.start_soon(_salvage, session)
             nursery.start_soon(_beat, session)
             nursery.start_soon(session.rebaser.run)
             nursery.start_soon(session.gatherer.run)
@@ -219,10 +239,14 @@ def _wire(
     gatherer = Gatherer(ws, maps, hydrator, budget)
     streamer.load_maps = gatherer.load_maps
     heartbeat = Heartbeat(ports.store, ports.writer, publisher, health)
+    salvager = Salvager(
+        ws, ports.store, publisher, health, packs,
+        session=claim.session, writer=ports.writer, workspace_id=ports.workspace_id,
+    )  # fmt: skip
     return Session(
         ports, filesystem, rebaser, gatherer, files, streamer, sealer, hydrator, maps, metadata, packs, publisher,
         durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
-        trio.current_time(),
+        salvager, trio.current_time(),
     )  # fmt: skip
 
 
@@ -232,8 +256,11 @@ def _retention_rows(history: History) -> Callable[[KVRead, NewBase | None], Mapp
 
 async def _stream(session: Session) -> None:
     """Run the cut loop for as long as the session lives; only fencing ends it."""
-    with session.streaming:
-        await _stream_until_fenced(session)
+    try:
+        with session.streaming:
+            await _stream_until_fenced(session)
+    finally:
+        session.streaming_ended.set()
 
 
 async def _stream_until_fenced(session: Session) -> None:
@@ -251,6 +278,13 @@ async def _stream_until_fenced(session: Session) -> None:
             log.exception("streaming stopped by an error; trying again")
             session.workspace.report(f"streaming: {type(error).__name__}: {error}")
             await trio.sleep(session.workspace.settings.retry_max_s)
+
+
+async def _salvage(session: Session) -> None:
+    """Once fenced, and once the cut that was on its way is let go, bring what is unpublished to safety (H15)."""
+    await session.fenced.wait()
+    await session.streaming_ended.wait()
+    await session.salvager.run()
 
 
 async def _beat(session: Session) -> None:
