@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import trio
 
@@ -40,6 +41,7 @@ from spotwarp_fs.engine.heartbeat import Beat, read_beat
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
 from spotwarp_fs.engine.recover import recover
 from spotwarp_fs.engine.scratch import carried
@@ -50,6 +52,7 @@ from spotwarp_fs.engine.workspace import Workspace
 SESSIONS_KEY = NodeTable.META + b"sessions"
 SESSION_BYTES = 16
 SESSIONS_KEPT = 64
+READ_AHEAD = 8
 ROUNDS_MAX = 2
 """So often a takeover that met a newer head is worked out anew before the writer epoch is raised first."""
 
@@ -223,7 +226,7 @@ class Claim:
         head = await self._load(takeover, head, expected)
         epoch = WriterEpoch(expected + 1)
         await self._note_session(epoch)
-        rounds = 0
+        rounds, behind = 0, list[Head]()
         while True:
             # A writer that publishes all the time is fenced first; what is served is then decided at leisure.
             bare = rounds >= ROUNDS_MAX
@@ -233,14 +236,18 @@ class Claim:
             found = await self._try(manifest)
             if found is None:
                 break
-            head = await self._follow(takeover, head, found, expected)
-            if found.writer_epoch >= epoch:
-                epoch = WriterEpoch(found.writer_epoch + 1)
+            newer = await self._newer(head, found, expected)
+            head, behind, rounds = newer[-1], behind + newer, rounds + 1
+            if head.manifest.writer_epoch >= epoch:
+                epoch = WriterEpoch(head.manifest.writer_epoch + 1)
                 takeover.forget_inodes()
-            rounds += 1
+            if rounds < ROUNDS_MAX:
+                await takeover.follow(behind)
+                behind = []
         won = Head(manifest, digest_of(encode(manifest)))
         publisher = self._publisher(won)
         if bare:
+            await takeover.follow(behind)
             taken = await self._taken(takeover, won, head)
             won = await publisher.publish(await self._successor_with(won, epoch, taken))
         await takeover.adopt(taken, won)
@@ -272,13 +279,30 @@ class Claim:
             wanted = head
         return await takeover.exactly(head, wanted, pin_s=now_s)
 
-    async def _follow(self, takeover: Takeover, head: Head, found: Manifest, expected: WriterEpoch) -> Head:
-        """The old writer published once more: apply it and try the next number (C17)."""
-        self._check_expected(found, expected)
-        check_successor(head.manifest, found, parent_digest=head.digest)
-        following = Head(found, digest_of(encode(found)))
-        await takeover.follow(following)
-        return following
+    async def _newer(self, head: Head, found: Manifest, expected: WriterEpoch) -> list[Head]:
+        """The old writer goes on (C17): give what it has published after *head*, *found* first, as far as that goes."""
+        newer: list[Head] = []
+        following: list[Head] = [Head(found, digest_of(encode(found)))]
+        while following:
+            for link in following:
+                self._check_expected(link.manifest, expected)
+                check_successor(head.manifest, link.manifest, parent_digest=head.digest)
+                head = link
+            newer += following
+            following = await self._read_ahead(head.manifest.number)
+        return newer
+
+    async def _read_ahead(self, number: ManifestNumber) -> list[Head]:
+        """Read the manifests after *number*, several in the time of one."""
+
+        async def one(ahead: int) -> Head | None:
+            try:
+                return (await read_manifest(self._store, ManifestNumber(number + ahead)))[0]
+            except (NotFound, Unavailable, Denied):
+                return None  # whoever creates this number will see it
+
+        found = await each(one, range(1, READ_AHEAD + 1), limit=READ_AHEAD)
+        return [head for head in takewhile(lambda head: head is not None, found) if head is not None]
 
     def _check_expected(self, found: Manifest, expected: WriterEpoch) -> None:
         """A higher writer epoch than expected has won."""

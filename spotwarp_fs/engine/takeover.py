@@ -143,12 +143,14 @@ class Takeover:
         await apply_chain(ws, self._metadata, self.base, change_sets)
         self._note_base(manifest)
 
-    async def follow(self, following: Head) -> None:
+    async def follow(self, newer: Sequence[Head]) -> None:
         """The head moved on before the takeover was published."""
-        manifest = following.manifest
-        change_set = await self._metadata.change_set(manifest)
-        self._states.note(following, change_set)
-        await apply_state(self._ws, change_set)
+        if not newer:
+            return
+        for head in newer:
+            self._states.note(head)
+        manifest = newer[-1].manifest
+        await apply_state(self._ws, fold(await self._states.change_sets(newer[0].manifest.number - 1, manifest.number)))
         if manifest.base is not None and manifest.base_number != self._base_number:
             self.base = await self._metadata.root(manifest.base)
         self._note_base(manifest)
