@@ -22,6 +22,7 @@ from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_budget, cache_directory, workspace_of
 from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
 from spotwarp_fs.cli.mounted import Mounted, mount_options
+from spotwarp_fs.cli.setting_aside import set_cache_aside
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.sources import load_settings
 from spotwarp_fs.cli.stores import find_workspace, open_store_of
@@ -85,6 +86,7 @@ def engine_settings(settings: Settings, cache_bytes_max: int) -> EngineSettings:
         frames_in_memory_max=max(FRAMES_MIN, settings.memory_max // BYTES_PER_FRAME),
         hydrate_parallel_max=max(RUNS_MIN, min(settings.fetch_threads, settings.memory_max // BYTES_PER_RUN)),
         drain_s=settings.drain_timeout,
+        grace_s=settings.grace,
     )
 
 
@@ -133,11 +135,13 @@ def _set_cache_aside(cache: CacheDir, wish: DaemonWish, foreign: ForeignHead) ->
     """A stale cache: its state becomes salvage; going on from the new head is for the user to say."""
     head = foreign.head.manifest
     released = cache.released
-    where = None if released else cache.set_aside_as_salvage(str(foreign))
+    where = None
     if released:
         cache.clear()
+    else:
+        where = set_cache_aside(cache, str(foreign))
     if wish.restarted or not (released or wish.takeover):
-        kept = f" What this node had not published is kept in {where} (see `spotwarp salvage`)." if where else ""
+        kept = f" What this node had not published is kept in {where} (`spotwarp salvage list`)." if where else ""
         raise Fenced(
             f"another node took this workspace over: manifest {head.number} is by session {head.session}, writer epoch "
             f"{head.writer_epoch}.{kept} Mount again to go on from that state."
@@ -175,8 +179,11 @@ async def _serve_workspace(
             cache.note_released(released=False)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
             drained = await Mounted(wish, settings, served, ready).run()
-        cache.note_released(released=drained.saved)
-        return ExitCode.OK if drained.saved else ExitCode.NOT_SAVED
+        # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
+        cache.note_released(released=drained.saved or bool(drained.salvage))
+        if drained.saved:
+            return ExitCode.OK
+        return ExitCode.NOT_SAVED if workspace.fenced is None else ExitCode.FENCED
     finally:
         journal.close()
         data.close()

@@ -86,6 +86,10 @@ class WriterDesk:
         )
 
     def _progress(self) -> dict[str, Any]:
+        if self._session.workspace.fenced is not None:
+            saving = self._session.salvager.progress
+            phase = "setting aside what was not published"
+            return {"done_bytes": saving.done_bytes, "total_bytes": saving.total_bytes, "phase": phase}
         left = self._session.workspace.dirty_blocks << 20
         done = self._session.packs.bytes_uploaded
         return {"done_bytes": done, "total_bytes": done + left, "phase": "publishing"}
@@ -104,7 +108,8 @@ class WriterDesk:
         if number is None:
             reason = session.health.last_error or "the store is slower than what was written"
             raise UserError(f"not everything was published within {timeout_s:.0f} s: {reason}", ExitCode.NOT_SAVED)
-        return {"manifest": number}
+        listed = session.streamer.head.manifest.in_flight
+        return {"manifest": number, "in_flight": [item.path.decode(errors="replace") for item in listed]}
 
     async def _collect(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return await self._session.collector.collect(dry_run=bool(request.get("dry_run")))

@@ -31,6 +31,8 @@ def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
     with output.progress_bar("publishing", shown=not as_json) as report:
         result = client.call(record, "sync", arguments, on_progress=report)
     output.emit(result, str(result.get("manifest")), as_json=as_json)
+    for path in result.get("in_flight", []):
+        click.echo(f"{path} is still being written: a takeover serves an older version of it", err=True)
 
 
 def flush(mountpoint: str) -> None:
