@@ -1,7 +1,8 @@
 """The fsync journal's records: what must survive a power loss before the next manifest says it (C4).
 
     record   "SWJ" 1 | kind u8 | 0 0 0 | payload bytes u32 | seq u64 | payload | BLAKE3 over all before, 16 bytes
-    payload  1 CHANGES    a record stream (core/changesets.py); a block's value is the node's BlockState
+    payload  1 CHANGES    earlier parts u32 | for each: seq u64, bytes u32, record stream | record stream
+                          (core/changesets.py; a block's value is the node's BlockState)
              2 SYNCED     ino u64
              3 SESSION    expected writer epoch u64 | session, UTF-8
              4 PUBLISHED  manifest number u64 | digest of its body, hex
@@ -15,7 +16,7 @@ the workspace once had. REPLACED and SYNCED never tell of changes that no CHANGE
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
@@ -31,16 +32,28 @@ CHECK_BYTES: Final = 16
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 
 _HEADER: Final = struct.Struct(">4sB3xIQ")
+_PART: Final = struct.Struct(">QI")
+_U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _CHANGES, _SYNCED, _SESSION, _PUBLISHED, _REPLACED = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Every metadata change since the CHANGES before, as of *seq*."""
+    """Every metadata change since the CHANGES before, as of *seq*; values are those at *seq*, in all parts."""
 
     seq: ChangeSeq
     change_set: ChangeSet
+    earlier: tuple[tuple[ChangeSeq, ChangeSet], ...] = ()
+    """What was last changed up to the seq of a cut that had not been confirmed, apart from what came after: should that
+    cut be the head, its part is left out. Otherwise a truncation from before the cut would drop blocks that the cut
+    published."""
+
+    def parts_after(self, published: ChangeSeq) -> Iterator[tuple[ChangeSeq, ChangeSet]]:
+        """Give the parts that a head at *published* lacks, in order."""
+        for seq, change_set in (*self.earlier, (self.seq, self.change_set)):
+            if seq > published:
+                yield seq, change_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +124,8 @@ class JournalLog(Protocol):
 def encode_record(record: Record) -> bytes:
     """Write one record."""
     match record:
-        case Changes(seq, change_set):
-            kind, payload = _CHANGES, encode_records(change_set)
+        case Changes(seq):
+            kind, payload = _CHANGES, _encode_parts(record)
         case Synced(seq, ino):
             kind, payload = _SYNCED, _U64.pack(ino)
         case SessionBegun(session, expected_epoch):
@@ -150,7 +163,7 @@ def decode_prefix(stream: bytes) -> tuple[list[Record], int]:
 def _decode(kind: int, seq: ChangeSeq, payload: bytes) -> Record:
     match kind:
         case 1:
-            return Changes(seq, decode_records(payload))
+            return _decode_parts(seq, payload)
         case 2:
             return Synced(seq, Inode(_U64.unpack(payload)[0]))
         case 3:
@@ -161,6 +174,25 @@ def _decode(kind: int, seq: ChangeSeq, payload: bytes) -> Record:
             ((key, value),) = decode_records(payload).changes
             return Replaced(seq, key, value)
     raise Corrupt(f"journal record of kind {kind}: written by a newer version of this program")
+
+
+def _encode_parts(record: Changes) -> bytes:
+    parts = [_U32.pack(len(record.earlier))]
+    for seq, change_set in record.earlier:
+        stream = encode_records(change_set)
+        parts += [_PART.pack(seq, len(stream)), stream]
+    return b"".join(parts) + encode_records(record.change_set)
+
+
+def _decode_parts(seq: ChangeSeq, payload: bytes) -> Changes:
+    (count,) = _U32.unpack_from(payload)
+    at = _U32.size
+    earlier = []
+    for _ in range(count):
+        part_seq, length = _PART.unpack_from(payload, at)
+        at += _PART.size + length
+        earlier.append((ChangeSeq(part_seq), decode_records(payload[at - length : at])))
+    return Changes(seq, decode_records(payload[at:]), tuple(earlier))
 
 
 def _check(body: bytes) -> bytes:
@@ -175,6 +207,14 @@ def sessions_of(records: Iterable[Record]) -> set[str]:
 def last_published(records: Iterable[Record]) -> Published | None:
     """The newest manifest that this journal knows of."""
     return max((r for r in records if isinstance(r, Published)), key=lambda r: r.number, default=None)
+
+
+def journalled_upto(records: Iterable[Record], published: ChangeSeq) -> ChangeSeq:
+    """Where the next CHANGES begins, for a session that goes on with this journal and its map.
+
+    Not simply at the head: an old truncation, journalled again after its file was fsynced, would drop what was fsynced.
+    """
+    return max([published, *(record.seq for record in records if isinstance(record, Changes))])
 
 
 def still_needed(records: Iterable[Record], published: ChangeSeq, sessions: frozenset[str]) -> list[Record]:
@@ -219,11 +259,12 @@ class LocalClaims:
     def note(self, record: Record) -> None:
         """Take in a record that has been appended, in order."""
         match record:
-            case Changes(seq, change_set):
-                for drop in change_set.drops:
-                    self._drop(drop.ino, drop.first_block)
-                for key, value in change_set.changes:
-                    self._change(seq, key, value)
+            case Changes():
+                for seq, change_set in record.parts_after(ChangeSeq(0)):
+                    for drop in change_set.drops:
+                        self._drop(drop.ino, drop.first_block)
+                    for key, value in change_set.changes:
+                        self._change(seq, key, value)
             case Replaced(seq, key, value):
                 self._change(seq, key, value)
             case Published(seq):

@@ -78,7 +78,7 @@ def rebuild(txn: KVWrite, head_seq: ChangeSeq, records: Iterable[Record]) -> Reb
     assert next(iter(txn.scan(*table_range(NodeTable.CHANGELOG))), None) is None, "the map is the head's, unchanged"
     records = list(records)
     later = [r for r in records if isinstance(r, Changes | Replaced | Synced) and r.seq > head_seq]
-    replay = _Replay(txn)
+    replay = _Replay(txn, head_seq)
     # A sync speaks of changes up to its seq, wherever in the journal it came to stand.
     for record in sorted(later, key=lambda r: (r.seq, isinstance(r, Synced))):
         replay.take(record)
@@ -233,8 +233,9 @@ class _File:
 class _Replay:
     """Folds the records into final values, then writes them."""
 
-    def __init__(self, txn: KVWrite) -> None:
+    def __init__(self, txn: KVWrite, head_seq: ChangeSeq) -> None:
         self._txn = txn
+        self._head_seq = head_seq
         self._rows: dict[bytes, bytes | None] = {}
         self._files: dict[Inode, _File] = {}
 
@@ -244,11 +245,12 @@ class _Replay:
                 self._file(ino).sync(seq)
             case Replaced(seq, key, value):
                 self._change(seq, key, value)
-            case Changes(seq, change_set):
-                for drop in change_set.drops:
-                    self._file(drop.ino).drop(drop.first_block)
-                for key, value in change_set.changes:
-                    self._change(seq, key, value)
+            case Changes():
+                for seq, change_set in record.parts_after(self._head_seq):
+                    for drop in change_set.drops:
+                        self._file(drop.ino).drop(drop.first_block)
+                    for key, value in change_set.changes:
+                        self._change(seq, key, value)
 
     def _change(self, seq: ChangeSeq, key: bytes, value: bytes | None) -> None:
         if key[:1] == BLOCK_TABLE:

@@ -7,14 +7,15 @@ evictions and power losses against an oracle of "which bytes may be here now".
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
 
 from spotwarp_fs.core.changes import ChangeCounter, Recorder, dropped_ranges
 from spotwarp_fs.core.changesets import ChangeSet
-from spotwarp_fs.core.journal import Changes, LocalClaims, Published, Record, Replaced, Synced
+from spotwarp_fs.core.journal import Changes, LocalClaims, Published, Record, Replaced, Synced, journalled_upto
+from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.rebuild import Rebuilt, rebuild
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
@@ -40,6 +41,17 @@ from spotwarp_fs.local.memory import MemoryDataFiles, MemoryJournal, MemoryKV
 FILE_MODE = 0o100644
 
 
+@dataclass
+class Frozen:
+    """A cut whose manifest has not landed."""
+
+    seq: ChangeSeq
+    rows: dict[bytes, bytes]
+    names: dict[bytes, Inode]
+    versions: dict[Inode, int]
+    """Which of an inode's versions the cut holds."""
+
+
 class SmallNode:
     def __init__(self) -> None:
         self.kv = MemoryKV()
@@ -55,6 +67,7 @@ class SmallNode:
         self.packs = count(1)
         self.versions: dict[Inode, list[bytes]] = {}
         self.names_journalled: dict[bytes, Inode] = {}
+        self.cut: Frozen | None = None
 
     # What a program may do.
 
@@ -133,17 +146,26 @@ class SmallNode:
         changes = self.collect()
         self.data.sync(ino)
         self.append([changes, Synced(changes.seq, ino)])
+        self._settle(ino)
+
+    def _settle(self, ino: Inode) -> None:
+        """Nothing older than the present content may ever come back."""
         self.versions[ino] = [self.read(ino)]
+        if self.cut is not None and ino in self.cut.versions:
+            self.cut.versions[ino] = 0
 
     def seal(self, name: bytes) -> None:
         ino = self.names().get(name)
         for block, state in self.blocks(ino) if ino is not None else []:
             if ino is not None and state.dirty:
-                start = block * BLOCK_BYTES
-                content = self.data.pread(ino, start, min(BLOCK_BYTES, self.inode(ino).size - start))
-                frame = FrameRef(PackId(f"00000001-{next(self.packs):016x}"), 0, len(content), len(content), b"d" * 32)
-                self.frames[frame] = content
-                self.put_local(ino, block, BlockState(True, FrameState.UNPUBLISHED, frame))
+                self.put_local(ino, block, BlockState(True, FrameState.UNPUBLISHED, self.upload(ino, block)))
+
+    def upload(self, ino: Inode, block: BlockIndex) -> FrameRef:
+        start = block * BLOCK_BYTES
+        content = self.data.pread(ino, start, min(BLOCK_BYTES, self.inode(ino).size - start))
+        frame = FrameRef(PackId(f"00000001-{next(self.packs):016x}"), 0, len(content), len(content), b"d" * 32)
+        self.frames[frame] = content
+        return frame
 
     def evict(self, name: bytes) -> None:
         ino = self.names().get(name)
@@ -156,20 +178,46 @@ class SmallNode:
                     self.append([self.collect(), Replaced(self.counter.seq, key, absent.encode())])
                 self.data.punch(ino, block * BLOCK_BYTES, BLOCK_BYTES)
 
-    def publish(self, *, seal_first: bool = True) -> None:
-        for name in self.names() if seal_first else ():
-            self.seal(name)
-        if any(state.dirty for ino in self.names().values() for _, state in self.blocks(ino)):
+    def freeze(self) -> None:
+        """Begin a cut: what it publishes is fixed now, and the node learns of its frames when it lands."""
+        if self.cut is not None:
             return
-        self.head_seq = self.counter.barrier()
-        with self.kv.write() as txn:
-            self.head = {}
-            for key, value in list(txn.scan(b"a")):
+        rows = {}
+        with self.kv.read() as view:
+            for key, value in view.scan(b"a"):
                 if key[:1] == BLOCK_TABLE:
-                    published = replace(BlockState.decode(value), state=FrameState.PUBLISHED)
-                    txn.put(key, published.encode())
-                    value = published.without_local_bytes().encode()
-                self.head[key] = value
+                    frame = BlockState.decode(value).frame or self.upload(key_ino(key), key_block(key))
+                    value = BlockState(local=False, state=FrameState.PUBLISHED, frame=frame).encode()
+                rows[key] = value
+        counts = {ino: len(self.versions[ino]) - 1 for ino in self.names().values()}
+        self.cut = Frozen(self.counter.barrier(), rows, self.names(), counts)
+
+    def land(self, *, confirm: bool = True) -> None:
+        """The cut's manifest is in the store; without *confirm* the node does not know it yet."""
+        cut, self.cut = self.cut, None
+        if cut is None:
+            return
+        self.head, self.head_seq = cut.rows, cut.seq
+        if self.journalled < cut.seq:
+            self.names_journalled = cut.names
+        for ino, first in cut.versions.items():
+            self.versions[ino] = self.versions[ino][first:]
+        if confirm:
+            self._confirm()
+
+    def publish(self) -> None:
+        self.land()
+        self.freeze()
+        self.land()
+
+    def _confirm(self) -> None:
+        with self.kv.write() as txn:
+            for key, value in self.head.items():
+                if key[:1] == BLOCK_TABLE and (now := txn.get(key)):
+                    row = txn.get(NodeTable.CHANGES + key)
+                    if row is not None and decode_u64(row) <= self.head_seq:
+                        published = BlockState.decode(value)
+                        txn.put(key, replace(published, local=BlockState.decode(now).local).encode())
             for table, at in ((NodeTable.CHANGELOG, 1), (NodeTable.RANGES, 9)):
                 for row, key in list(txn.scan(*table_range(table))):
                     if decode_u64(row, at) <= self.head_seq:
@@ -179,10 +227,23 @@ class SmallNode:
         record = Published(self.head_seq, ManifestNumber(self.head_seq), "")
         self.append([record])
         self.journal.prune(self.head_seq, frozenset())
-        self.names_journalled = self.names()
-        self.versions = {ino: [self.read(ino)] for ino in self.names().values()}
+        self.journalled = max(self.journalled, self.head_seq)
+
+    def kill(self) -> None:
+        """SIGKILL and a restart within the same boot: map and files are there, cuts are abandoned."""
+        self.cut = None
+        self.kv, self.data, self.journal = self.kv.reopened(), self.data.restarted(), self.journal.reopened()
+        records = self.journal.records()
+        self.claims = LocalClaims(records)
+        self.journalled = journalled_upto(records, self.head_seq)
+        self.counter = ChangeCounter(self.counter.seq)
+        for ino in self.names().values():
+            assert self.read(ino) == self.versions[ino][-1], "acknowledged writes survive SIGKILL"
 
     def lose_power(self, rng: random.Random) -> Rebuilt:
+        if rng.random() < 0.5:
+            self.land(confirm=False)
+        self.cut = None
         self.data = self.data.power_loss(rng)
         self.journal = self.journal.reopened(torn=b"SWJ\x01 half a record")
         self.kv = MemoryKV()
@@ -236,13 +297,18 @@ class SmallNode:
 
     def collect(self) -> Changes:
         with self.kv.read() as view:
-            log = view.scan(*table_range(NodeTable.CHANGELOG))
-            keys = [key for row, key in log if decode_u64(row, 1) > self.journalled]
-            rows = [r for r in view.scan(*table_range(NodeTable.RANGES)) if decode_u64(r[0], 9) > self.journalled]
-            changes = {key: view.get(key) for key in keys}
-        self.journalled = self.counter.barrier()
-        drops = dropped_ranges(iter(rows), self.journalled)
-        return Changes(self.journalled, ChangeSet.of(drops, changes))
+            seq = self.counter.barrier()
+            cut_seq = self.cut.seq if self.cut is not None and self.cut.seq > self.journalled else self.journalled
+            earlier = self._between(view, self.journalled, cut_seq)
+            later = self._between(view, cut_seq, seq)
+        self.journalled = seq
+        return Changes(seq, later, ((cut_seq, earlier),) if earlier else ())
+
+    def _between(self, view: KVRead, after: ChangeSeq, upto: ChangeSeq) -> ChangeSet:
+        log = view.scan(*table_range(NodeTable.CHANGELOG))
+        keys = [key for row, key in log if after < decode_u64(row, 1) <= upto]
+        rows = [row for row in view.scan(*table_range(NodeTable.RANGES)) if decode_u64(row[0], 9) > after]
+        return ChangeSet.of(dropped_ranges(iter(rows), upto), {key: view.get(key) for key in keys})
 
     def append(self, records: list[Record]) -> None:
         self.journal.append(records)

@@ -235,6 +235,21 @@ def test_H3_a_mark_without_its_bytes_never_hides_the_frame() -> None:
     assert world.state(0) == published(1)
 
 
+@pytest.mark.history("L4")
+@pytest.mark.promise("P-03")
+def test_L4_a_truncation_from_before_a_cut_does_not_drop_what_the_cut_published() -> None:
+    rewritten = ChangeSet.of({F: BlockIndex(0)}, {inode_key(F): inode(80, 1)})
+    head = {inode_key(F): inode(80, 1), block(0): published(5, 80).encode()}
+    after_cut: dict[bytes, bytes | None] = {inode_key(G): inode(0)}
+    both = Changes(ChangeSeq(12), ChangeSet.of({}, after_cut), ((HEAD_SEQ, rewritten),))
+    world = World(head, [both, synced(12, G)])
+    assert world.state(0) == published(5, 80)
+    assert world.size() == 80
+    assert world.get(inode_key(G)) is not None
+    before_the_head = World({}, [Changes(ChangeSeq(12), both.change_set, ((ChangeSeq(11), rewritten),))])
+    assert before_the_head.get(inode_key(F)) is not None
+
+
 def test_names_go_both_ways_and_unlinked_inodes_become_orphans() -> None:
     old, new = entry_key(ROOT_INODE, b"old"), entry_key(ROOT_INODE, b"new")
     head = {inode_key(F): inode(0), inode_key(G): inode(0), old: EntryRecord(F, 8).encode()}
@@ -296,6 +311,9 @@ STEPS = st.one_of(
     st.tuples(st.just("seal"), NAMES),
     st.tuples(st.just("evict"), NAMES),
     st.tuples(st.just("publish")),
+    st.tuples(st.just("freeze")),
+    st.tuples(st.just("land")),
+    st.tuples(st.just("kill")),
     st.tuples(st.just("lose power")),
 )
 
@@ -303,7 +321,7 @@ STEPS = st.one_of(
 @pytest.mark.history("C4")
 @pytest.mark.history("L4")
 @pytest.mark.promise("P-02")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(program=st.lists(STEPS, min_size=5, max_size=25), seed=st.integers(0, 1 << 20))
 def test_C4_L4_any_program_with_power_losses_keeps_what_was_fsynced(
     program: list[tuple[object, ...]], seed: int
@@ -322,8 +340,8 @@ def run_program(program: list[tuple[object, ...]], seed: int) -> None:
                 node.write(name, offset, length, number % 250 + 1)
             case ("truncate", bytes(name), int(size)):
                 node.truncate(name, size)
-            case ("publish",):
-                node.publish()
+            case (("publish" | "freeze" | "land" | "kill") as verb,):
+                getattr(node, str(verb))()
             case ("lose power",):
                 node.lose_power(rng)
                 node.check_after_power_loss()
@@ -341,6 +359,19 @@ def test_L4_fsynced_evicted_hydrated_and_appended_to_survives_any_power_loss(see
         [
             ("write", b"a", 0, 6000), ("fsync", b"a"), ("seal", b"a"), ("evict", b"a"),
             ("write", b"a", 5000, 2000), ("write", b"b", 0, 10), ("fsync", b"b"),
+        ],
+        seed,
+    )  # fmt: skip
+
+
+@pytest.mark.history("L4")
+@pytest.mark.promise("P-02")
+@pytest.mark.parametrize("seed", range(4))
+def test_L4_a_restart_does_not_journal_an_old_truncation_again(seed: int) -> None:
+    run_program(
+        [
+            ("write", b"a", 0, 6000), ("truncate", b"a", 0), ("write", b"a", 0, 100), ("fsync", b"a"),
+            ("kill",), ("write", b"b", 0, 10), ("fsync", b"b"),
         ],
         seed,
     )  # fmt: skip

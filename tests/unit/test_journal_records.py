@@ -19,6 +19,7 @@ from spotwarp_fs.core.journal import (
     _check,
     decode_prefix,
     encode_record,
+    journalled_upto,
     last_published,
     sessions_of,
     still_needed,
@@ -46,6 +47,7 @@ def changes(number: int, rows: dict[bytes, bytes | None], drops: dict[Inode, Blo
 
 EXAMPLES: list[Record] = [
     SessionBegun("5e55", WriterEpoch(3)),
+    Changes(seq(9), ChangeSet(changes=((block(1), None),)), ((seq(7), ChangeSet(changes=((block(0), b"x"),))),)),
     changes(9, {inode_key(INO): b"inode", block(0): DIRTY.encode(), block(1): None}, {INO: BlockIndex(4)}),
     Synced(seq(9), INO),
     Replaced(seq(9), block(0), UPLOADED.encode()),
@@ -65,7 +67,7 @@ def test_records_are_read_back() -> None:
     found, length = decode_prefix(stream)
     assert length == len(stream)
     assert [encode_record(record) for record in found] == [encode_record(record) for record in EXAMPLES]
-    assert found[2:] == EXAMPLES[2:]
+    assert found[3:] == EXAMPLES[3:]
 
 
 @given(cut=st.integers(0, 1000))
@@ -90,12 +92,12 @@ def test_a_damaged_byte_ends_the_journal_before_its_record(at: int, flip: int) -
 
 
 def test_zeros_behind_the_journal_are_not_records() -> None:
-    stream = encode_record(EXAMPLES[2])
-    assert decode_prefix(stream + bytes(5000)) == ([EXAMPLES[2]], len(stream))
+    stream = encode_record(EXAMPLES[3])
+    assert decode_prefix(stream + bytes(5000)) == ([EXAMPLES[3]], len(stream))
 
 
 def test_a_whole_record_of_a_newer_kind_is_refused_and_not_skipped() -> None:
-    body = bytearray(encode_record(EXAMPLES[2])[:-16])
+    body = bytearray(encode_record(EXAMPLES[3])[:-16])
     body[4] = 77
     with pytest.raises(Corrupt, match="newer"):
         decode_prefix(bytes(body) + _check(bytes(body)))
@@ -106,7 +108,13 @@ def test_L1_a_session_in_the_journal_makes_its_head_our_own() -> None:
     records: list[Record] = [SessionBegun("old", WriterEpoch(2)), *EXAMPLES]
     assert sessions_of(records) == {"old", "5e55"}
     kept = still_needed(records, seq(9), frozenset({"5e55"}))
-    assert kept == [EXAMPLES[0], EXAMPLES[4]]
+    assert kept == [EXAMPLES[0], EXAMPLES[5]]
+
+
+def test_a_session_goes_on_where_the_journal_ends() -> None:
+    assert journalled_upto(EXAMPLES, seq(4)) == 9
+    assert journalled_upto(EXAMPLES, seq(12)) == 12
+    assert journalled_upto([EXAMPLES[0]], seq(4)) == 4
 
 
 def test_pruning_keeps_what_a_head_does_not_cover_in_order() -> None:
