@@ -42,8 +42,7 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
         raise UserError("the directory form is not built yet: `mount` has the FUSE form only", ExitCode.USAGE)
     check_fuse()
     mountpoint = real_path(wish.mountpoint)
-    if not wish.mountpoint.exists():
-        _make(wish.mountpoint)
+    _make(wish.mountpoint)
     refuse_live_mount(mountpoint)
     daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at)
     if wish.foreground:

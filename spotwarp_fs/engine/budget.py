@@ -58,6 +58,10 @@ class Budget:
         """Near enough to the limit that a write must ask first."""
         return self.used_bytes > self.limit_bytes * self._ws.settings.evict_low_share - 8 * BLOCK_BYTES
 
+    def spare_blocks(self) -> int:
+        """How many blocks may come in unasked: half of what is free, for writes and demand need room too."""
+        return max(0, self.limit_bytes - self.used_bytes) // BLOCK_BYTES // 2
+
     def figures(self) -> tuple[int, int]:
         """Total and free bytes for `statfs`."""
         limit = max(self.limit_bytes, self.used_bytes)

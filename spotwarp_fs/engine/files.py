@@ -57,6 +57,7 @@ class Files:
         self._maps = maps
         self._hydrator = hydrator
         self._budget = budget
+        hydrator.spare_blocks = budget.spare_blocks
         self._durability = durability
         self._relatime = relatime
         self._files: dict[Handle, OpenFile] = {}

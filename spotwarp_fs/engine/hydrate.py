@@ -8,7 +8,7 @@ the bytes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -38,6 +38,8 @@ class Hydrator:
         self._failed: dict[tuple[Inode, BlockIndex], str] = {}
         self._slots = trio.Semaphore(workspace.settings.hydrate_parallel_max)
         self._streams: OrderedDict[Inode, tuple[BlockIndex, int]] = OrderedDict()
+        self.spare_blocks: Callable[[], int] = lambda: workspace.settings.readahead_blocks_max
+        """How much may be fetched ahead of demand without outgrowing the cache's budget."""
 
     async def demand(self, ino: Inode, blocks: Iterable[BlockIndex], *, for_write: bool = False) -> None:
         """Return when every block of *blocks* has local bytes (or no frame any more).
@@ -106,6 +108,7 @@ class Hydrator:
             return
         with self._ws.kv.read() as view:
             missing = [block for block in blocks if _absent(view, ino, block)]
+        missing = missing[: max(0, self.spare_blocks() - len(self._fetching))]
         if missing:
             self._start(ino, missing, Lane.BULK)
 
