@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -151,6 +151,16 @@ class SimNode:
         node.data._files = self.data.restarted()._files
         node.journal = FragileJournal(node.switch, bytes(self.journal._stream))
         return node
+
+
+@contextmanager
+def killed(node: SimNode) -> Iterator[None]:
+    """Expect that the daemon on *node* is killed inside."""
+    try:
+        yield
+    except* Killed:
+        pass
+    assert node.switch.dead, "nobody was killed"
 
 
 class SimWorkers:
