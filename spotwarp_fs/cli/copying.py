@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -20,7 +20,7 @@ from spotwarp_fs.core.errors import SpotwarpError, UserError
 from spotwarp_fs.core.records import InodeRecord
 from spotwarp_fs.core.requests import Node
 from spotwarp_fs.core.types import Inode
-from spotwarp_fs.engine.reader import Reader
+from spotwarp_fs.engine.reader import Piece
 
 FILES_AT_ONCE: Final = 16
 PRIVILEGED_BITS: Final = stat.S_ISUID | stat.S_ISGID
@@ -28,10 +28,26 @@ PRIVILEGED_BITS: Final = stat.S_ISUID | stat.S_ISGID
 Progress = Callable[[Mapping[str, Any]], None]
 
 
+class Tree(Protocol):
+    """What is copied out of; a `Reader` is one."""
+
+    def subtree(self, ino: Inode) -> list[tuple[bytes, Node]]:
+        """Give *ino* itself as `b""`, then everything below it, parents before children."""
+        ...
+
+    def xattrs(self, ino: Inode) -> list[tuple[bytes, bytes]]:
+        """Give extended attributes."""
+        ...
+
+    def content(self, node: Node) -> AbstractAsyncContextManager[AsyncIterator[Piece]]:
+        """Give the pieces of a file, in any order."""
+        ...
+
+
 class Copier:
     """Copies out of one loaded state."""
 
-    def __init__(self, reader: Reader, workspace: str, on_progress: Progress) -> None:
+    def __init__(self, reader: Tree, workspace: str, on_progress: Progress) -> None:
         self._reader = reader
         self._workspace = workspace
         self._on_progress = on_progress

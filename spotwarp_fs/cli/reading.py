@@ -19,6 +19,7 @@ from spotwarp_fs.cli import output
 from spotwarp_fs.cli.stores import find_workspace, open_store_of
 from spotwarp_fs.core.errors import NotFound, Refused, SpotwarpError, UserError
 from spotwarp_fs.core.policies import Policies
+from spotwarp_fs.core.ports import DataFiles
 from spotwarp_fs.engine.reader import Reader, ReadPorts, open_state
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.states import StateWish
@@ -74,11 +75,11 @@ async def opened(settings: Settings, name: str, wish: StateWish) -> AsyncIterato
         await store.aclose()
 
 
-def reading_workspace(settings: Settings, kv: LmdbKV) -> Workspace:
-    """Put a workspace around an empty map; its data files stay empty."""
+def reading_workspace(settings: Settings, kv: LmdbKV, data: DataFiles | None = None) -> Workspace:
+    """Put a workspace around a map that is only read; by default it has no bytes of its own."""
     return Workspace(
         kv,
-        MemoryDataFiles(),
+        data or MemoryDataFiles(),
         wall=SystemWall(),
         entropy=SystemEntropy(),
         workers=ThreadWorkers(),

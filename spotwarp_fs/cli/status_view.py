@@ -60,6 +60,8 @@ def rows(status: Status) -> Iterator[Row]:
 def _alarms(status: Status) -> Iterator[Row]:
     if status.fenced:
         yield "FENCED", "another writer took this workspace over; see `spotwarp salvage list`", "bold red"
+        if status.salvage:
+            yield "salvage", status.salvage, ""
     elif status.read_only and status.mode == "writer":
         yield "READ-ONLY", "writes are refused", "bold red"
     if not status.store_reachable:

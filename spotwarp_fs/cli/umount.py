@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from spotwarp_fs.cli import output
 from spotwarp_fs.cli.options import json_option, settings_for
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import format_size, parse_duration
+
+if TYPE_CHECKING:
+    from spotwarp_fs.cli.wiring import UmountReport
 
 
 @click.command("umount")
@@ -21,7 +25,8 @@ def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) ->
     """Publish what is left, then unmount MOUNTPOINT.
 
     Programs may write until the drain ends. If something could not be saved in time, the exit code is 13 and the cache
-    is kept: mount again on this node and publishing goes on. A mount whose daemon is dead is cleaned away.
+    is kept: mount again on this node and publishing goes on. If another writer took the workspace over, it is 12, and
+    what was not published is salvage (`spotwarp salvage`). A mount whose daemon is dead is cleaned away.
     """
     from spotwarp_fs.cli import client, wiring
 
@@ -41,12 +46,20 @@ def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) ->
     if done.saved:
         return ExitCode.OK
     if not as_json:
-        sample = "".join(f"\n  {path}" for path in done.left)
-        output.warn(
-            f"{done.workspace}: {format_size(done.dirty_bytes)} could not be saved{sample}\n"
-            f"They are still in the cache: mount {done.mountpoint} again on this machine to go on publishing"
+        output.warn(_left_behind(done))
+    return ExitCode.FENCED if done.fenced else ExitCode.NOT_SAVED
+
+
+def _left_behind(done: UmountReport) -> str:
+    """Say what was not published, where it is, and how to get it."""
+    sample = "".join(f"\n  {path}" for path in done.left)
+    lost = f"{done.workspace}: {format_size(done.dirty_bytes)} could not be saved{sample}\n"
+    if done.fenced:
+        return (
+            f"{lost}Another writer has the workspace, so it is not published any more: `spotwarp salvage list` shows "
+            "it, `spotwarp salvage copy` brings it back"
         )
-    return ExitCode.NOT_SAVED
+    return f"{lost}They are still in the cache: mount {done.mountpoint} again on this machine to go on publishing"
 
 
 def _drain_timeout_s() -> float:

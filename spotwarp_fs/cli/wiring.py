@@ -63,6 +63,8 @@ class UmountReport:
     dirty_bytes: int = 0
     left: tuple[str, ...] = ()
     """Paths that could not be saved, a sample."""
+    fenced: bool = False
+    """Another writer has the workspace; what was left is salvage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,25 @@ class SalvageLine:
     age_s: float
     files: int
     dirty_bytes: int
+    reason: str = ""
+    complete: bool = True
+    """Can be copied as it is; one in the store may have been cut short."""
+
+
+@dataclass(frozen=True, slots=True)
+class SalvageReport:
+    """What was brought back from a salvage."""
+
+    files: int
+    bytes_copied: int
+    manifest: int
+    """The state that the lost writer went on from."""
+    removed: tuple[str, ...] = ()
+    """Paths that it had removed."""
+    damaged: tuple[str, ...] = ()
+    """Files that were set aside with holes, because blocks of them could not be read then."""
+    unreadable: tuple[str, ...] = ()
+    """Files that could not be copied, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +230,25 @@ def collect(loaded: LoadedSettings, workspace: str, *, dry_run: bool, on_progres
 
 def salvage_list(loaded: LoadedSettings, workspace: str | None) -> Iterator[SalvageLine]:
     """Give what can be salvaged, on this node and in the store."""
-    raise _unwired("salvage")
+    from spotwarp_fs.cli import wiring_salvage
+
+    return wiring_salvage.salvage_list(loaded, workspace)
 
 
-def salvage_copy(loaded: LoadedSettings, salvage_id: str, target: Path, *, on_progress: Progress) -> CopyReport:
-    """Copy the tree of a salvage, published parts included, into *target*."""
-    raise _unwired("salvage")
+def salvage_copy(
+    loaded: LoadedSettings, salvage_id: str, target: Path, *, whole: bool, on_progress: Progress
+) -> SalvageReport:
+    """Copy what a salvage changed or made, or with *whole* all of its tree, into *target*."""
+    from spotwarp_fs.cli import wiring_salvage
+
+    return wiring_salvage.salvage_copy(loaded, salvage_id, target, whole=whole, on_progress=on_progress)
 
 
-def salvage_drop(loaded: LoadedSettings, salvage_id: str) -> None:
-    """Delete a salvage for good."""
-    raise _unwired("salvage")
+def salvage_drop(loaded: LoadedSettings, salvage_id: str) -> str:
+    """Delete a salvage for good; gives its whole id."""
+    from spotwarp_fs.cli import wiring_salvage
+
+    return wiring_salvage.salvage_drop(loaded, salvage_id)
 
 
 def probe_store(loaded: LoadedSettings, *, write: bool) -> Iterator[Check]:

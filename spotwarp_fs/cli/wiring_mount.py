@@ -164,6 +164,7 @@ def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: P
         saved=bool(done["saved"]),
         dirty_bytes=int(done["unsaved_bytes"]),
         left=(str(done["reason"]),) if done["reason"] else (),
+        fenced=bool(done.get("fenced")),
     )
 
 

@@ -68,6 +68,8 @@ class Status:
     cache_budget_bytes: int = 0
     in_flight: tuple[InFlightItem, ...] = ()
     fenced: bool = False
+    salvage: str | None = None
+    """Where the unpublished work of a fenced writer is, in words."""
     read_only: bool = False
     store_reachable: bool = True
     store_error: str | None = None

@@ -107,6 +107,7 @@ class Reporter:
                 InFlightItem(item.path.decode(errors="replace"), item.kind, item.torn) for item in head.in_flight
             ),
             fenced=ws.fenced is not None,
+            salvage=session.salvager.progress.describe() if ws.fenced is not None else None,
             read_only=self._read_only or ws.fenced is not None,
             store_reachable=session.health.reachable,
             store_error=session.health.last_error or (ws.reports[-1] if ws.reports else None),

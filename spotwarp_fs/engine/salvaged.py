@@ -13,16 +13,18 @@ from dataclasses import dataclass, replace
 
 from spotwarp_fs.core import salvage
 from spotwarp_fs.core.errors import Corrupt, NotFound
+from spotwarp_fs.core.journal import JournalLog, SessionBegun
 from spotwarp_fs.core.layout import SALVAGE_PREFIX, pack_key
 from spotwarp_fs.core.manifests import decode, digest_of
-from spotwarp_fs.core.ports import KVRead, Lane, ObjectStore, Work
+from spotwarp_fs.core.ports import KVRead, KVStore, Lane, ObjectStore, Work
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, ino_range, key_block
 from spotwarp_fs.core.requests import Node
 from spotwarp_fs.core.salvage import CONTENT_NAME, STATE_NAME, Concerned, SalvageContent, SalvageState
-from spotwarp_fs.core.types import BLOCK_BYTES, ObjectKey, PackId, WriterEpoch
+from spotwarp_fs.core.types import BLOCK_BYTES, ManifestNumber, ObjectKey, PackId, WriterEpoch
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, apply_state, load_state
-from spotwarp_fs.engine.publish import Head, read_manifest
+from spotwarp_fs.engine.publish import Head, find_head, read_manifest
 from spotwarp_fs.engine.reader import Piece, Reader, ReadPorts
+from spotwarp_fs.engine.recover import recover
 
 DELETED_PER_REQUEST = 500
 
@@ -46,6 +48,8 @@ class Salvaged:
 
     reader: Reader
     concerned: Concerned
+    damaged: tuple[str, ...] = ()
+    """Files that were set aside with holes."""
 
 
 async def stored_salvages(store: ObjectStore) -> list[StoredSalvage]:
@@ -112,7 +116,7 @@ async def open_stored(ports: ReadPorts, found: StoredSalvage) -> Salvaged:
     reader.maps.use_base(head.manifest.base, loaded.base)
     with reader.view() as view:
         concerned = salvage.concerned(view, salvage.keys_of(change_set))
-    return Salvaged(reader, concerned)
+    return Salvaged(reader, concerned, content.damaged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,29 @@ def summary_of(view: KVRead) -> KeptSummary | None:
     held = [key for key, value in values.items() if value]
     files = {path for path in salvage.concerned(view, iter(keys)).whole}
     return KeptSummary(manifest.number, manifest.writer_epoch, len(files), len(held) * BLOCK_BYTES)
+
+
+def has_state(kv: KVStore) -> bool:
+    """Tell whether a map holds a state; one from another boot was thrown away, and the journal is what is left."""
+    with kv.read() as view:
+        return view.get(HEAD_KEY) is not None
+
+
+async def rebuild_kept(ports: ReadPorts, journal: JournalLog) -> None:
+    """Build the map anew from the last manifest of the journal's sessions and what the journal proves (C4).
+
+    Raises NotFound when no such manifest exists.
+    """
+    known = {record.session for record in journal.records() if isinstance(record, SessionBegun)}
+    found = await find_head(ports.store)
+    head = found[0] if found is not None else None
+    while head is not None and head.manifest.session not in known:
+        number = ManifestNumber(head.manifest.number - 1)
+        head = (await read_manifest(ports.store, number))[0] if number else None
+    if head is None:
+        raise NotFound("no manifest is by a session of this cache: it had published nothing, and its map is gone")
+    reader = Reader(ports, head)
+    await recover(reader.workspace, ports.store, reader.metadata, reader.health, head, journal)
 
 
 def open_kept(ports: ReadPorts) -> Salvaged:

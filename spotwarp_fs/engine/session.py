@@ -67,6 +67,8 @@ class Drained:
     unsaved_bytes: int = 0
     unsaved_changes: int = 0
     reason: str = ""
+    fenced: bool = False
+    """Another writer has the workspace: trying again saves nothing."""
     salvage: str = ""
     """Set aside in the store under this name: nothing of it is on this node only."""
 
@@ -130,10 +132,11 @@ class Session:
         """A fenced session saves nothing; when nothing was left to save, that is as good."""
         progress, number = self.salvager.progress, self.streamer.head.manifest.number
         if progress.outcome is Outcome.NOTHING:
-            return Drained(True, number)
+            return Drained(True, number, fenced=True)
         place = progress.place if progress.outcome is Outcome.SAVED else ""
         reason = f"{fenced}; {progress.describe()}"
-        return Drained(False, number, progress.total_bytes, self._unpublished_changes(), reason, place)
+        changes = self._unpublished_changes()
+        return Drained(False, number, progress.total_bytes, changes, reason, fenced=True, salvage=place)
 
     def _unpublished_changes(self) -> int:
         with self.workspace.kv.read() as view:

@@ -22,7 +22,7 @@ BLOCKED = "import sys\nfor name in ('pyfuse3', 'lmdb'): sys.modules[name] = None
 RUN = BLOCKED + "from spotwarp_fs.cli.main import main\nmain()"
 GROUPS = {
     "snapshot": ["create", "list", "delete"],
-    "salvage": ["list", "cp", "drop"],
+    "salvage": ["list", "copy", "drop"],
     "config": ["show", "check", "init", "schema"],
 }
 STATUS = Status(
