@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import trio
 
 from spotwarp_fs.core.policies import Policies
@@ -47,6 +48,7 @@ def test_each_path_has_its_own_interval() -> None:
     play(main)
 
 
+@pytest.mark.history("C18")
 def test_the_most_urgent_change_takes_the_others_along() -> None:
     async def main() -> None:
         store = new_store()

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -164,6 +165,7 @@ def test_a_file_linked_out_of_a_cache_is_published_with_its_blocks() -> None:
     play(main)
 
 
+@pytest.mark.history("C18")
 def test_a_directory_goes_into_scratch_and_comes_back() -> None:
     async def main() -> None:
         store, node = new_store(), Node()
@@ -307,6 +309,7 @@ def test_atomic_files_in_scratch_are_never_in_flight() -> None:
     play(main)
 
 
+@pytest.mark.history("C18")
 def test_random_moves_across_the_border_lose_nothing() -> None:
     async def main() -> None:
         for seed in range(8):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spotwarp_fs.core import treecheck
 from spotwarp_fs.core.policies import PathGlobs
 from spotwarp_fs.core.scratch import is_scratch, published, scratch_paths
+from spotwarp_fs.engine.export import export
 from tests.support.dict_tree import DictMap
 from tests.support.scratch_worlds import ScratchWorld
 
@@ -42,7 +43,7 @@ BEGINNING = [
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(GLOBS), st.lists(operations, max_size=25))
 def test_tables_and_published_states_are_what_full_paths_say(
     globs: tuple[str, ...], program: list[tuple[object, ...]]
@@ -83,12 +84,17 @@ def test_what_was_made_as_scratch_leaves_no_trace_in_a_change_set() -> None:
     world = world_of(*CACHE, ("begin",), ("publish", True))
     assert not [key for key in world.head if b"f" in key[9:]]
     assert world.tree.get(b"T" + world.place(b".c/uv")[0].to_bytes(8) + b"uv") is not None
-    before = dict(world.head)
-    world.perform(("create", b".c/uv/g"))
-    world.perform(("begin",))
+    for operation in (("create", b".c/uv/g"), ("write", b".c/uv/g", 2), ("truncate", b".c/uv/g", 1), ("begin",)):
+        assert world.perform(operation)
     assert world.cut is not None
-    world.perform(("publish", True))
-    assert world.head == before
+    assert not export(world.cut, world.head_seq)
+
+
+def test_renaming_one_name_of_a_file_onto_another_changes_nothing() -> None:
+    world = world_of(("mkdir", b"a"), ("create", b"x.tmp"), ("link", b"x.tmp", b"a/x.tmp"), globs=("*.tmp",))
+    assert world.perform(("move", b"x.tmp", b"a/x.tmp", 0))
+    assert len(world.tables()[1]) == 2
+    assert not world.wrong_tables()
 
 
 def test_a_link_out_of_scratch_publishes_the_file_with_its_blocks() -> None:
@@ -139,6 +145,12 @@ def test_what_comes_back_is_dirty_where_it_has_local_bytes() -> None:
     world.perform(("begin",))
     world.perform(("publish", True))
     assert not world.wrong_head()
+
+
+def test_other_globs_leave_what_lies_in_known_scratch_alone() -> None:
+    world = world_of(("mkdir", b"b"), ("mkdir", b"b/uv"), ("mkdir", b"b/uv/uv"), globs=("uv",))
+    assert world.perform(("settings", ("uv", "x")))
+    assert not world.wrong_tables()
 
 
 def test_only_the_outermost_scratch_is_named() -> None:
