@@ -14,8 +14,9 @@ from spotwarp_fs.core import retention
 from spotwarp_fs.core.collection import condemned_in
 from spotwarp_fs.core.errors import SpotwarpError
 from spotwarp_fs.core.layout import pack_key
+from spotwarp_fs.core.packs import PackBuilder
 from spotwarp_fs.core.reachability import PackLive
-from spotwarp_fs.core.records import BLOCK_TABLE, BlockState
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, PackId
 from spotwarp_fs.engine.session import Session
 from tests.sim.test_skeleton import in_world
@@ -194,8 +195,80 @@ def test_C10_a_condemnation_that_was_not_published_deletes_nothing() -> None:
     in_world(main)
 
 
+@pytest.mark.history("C10")
+def test_C10_content_whose_pack_was_deleted_is_sent_again() -> None:
+    async def main() -> None:
+        store = new_store()
+        async with start(store, Node(), settings=QUIET) as session:
+            old = await _published_alone(session, b"a", noise(1))
+            await session.filesystem.unlink(ROOT_INODE, b"a")
+            await publish(session)
+            await trio.sleep(HOUR_S)
+            await collect_fully(session)
+            assert old not in await packs(store)
+            assert old not in condemned(session), "the row went after the pack"
+            await put(session, b"b", noise(1))
+            await publish(session)
+            await verify_retained(session, store)
+        async with start(store, Node(), settings=QUIET) as session:
+            assert await read_at(session, b"b") == noise(1)
+
+    in_world(main)
+
+
 @pytest.mark.promise("P-13")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("change", ["nothing", "overwrite", "truncate", "remove"])
+def test_repacking_never_brings_an_old_block_back(change: str) -> None:
+    """A file changes while its frames are being copied."""
+
+    async def main() -> None:
+        store = new_store()
+        async with start(store, Node(), settings=QUIET) as session:
+            for i in range(8):
+                await put(session, b"f%d" % i, noise(i))
+            await publish(session)
+            for i in range(7):
+                await put(session, b"f%d" % i, noise(50 + i))
+            await publish(session)
+            await trio.sleep(HOUR_S)
+            store_pack = session.sealer.store_pack
+
+            async def slow(builder: PackBuilder) -> tuple[FrameRef, ...]:
+                refs = await store_pack(builder)
+                session.sealer.store_pack = store_pack  # type: ignore[method-assign]
+                ino = (await session.filesystem.lookup(ROOT_INODE, b"f7")).ino
+                if change == "overwrite":
+                    handle = await session.filesystem.open(ino, os.O_WRONLY, ACTOR)
+                    await session.filesystem.write(handle, 10, b"new")
+                    await session.filesystem.release(handle)
+                elif change == "truncate":
+                    await session.files.truncate(ino, 0)
+                elif change == "remove":
+                    await session.filesystem.unlink(ROOT_INODE, b"f7")
+                return refs
+
+            session.sealer.store_pack = slow  # type: ignore[method-assign]
+            assert (await session.collector.collect())["repacked"] == 1
+            await publish(session)
+            await trio.sleep(HOUR_S)
+            await collect_fully(session)
+            await verify_retained(session, store)
+        expected = {
+            "nothing": noise(7),
+            "overwrite": noise(7)[:10] + b"new" + noise(7)[13:],
+            "truncate": b"",
+        }
+        async with start(store, Node(), settings=QUIET) as session:
+            if change == "remove":
+                assert b"f7" not in {item.name for item in await listing(session)}
+            else:
+                assert await read_at(session, b"f7") == expected[change]
+
+    in_world(main)
+
+
+@pytest.mark.promise("P-13")
+@pytest.mark.parametrize("seed", [*range(6), 43, 50, 86])
 def test_every_retained_state_is_whole_whatever_happens(seed: int) -> None:
     """Random writes out of few contents, cuts, collections, repacking, kills, takeovers and hours that pass."""
 
