@@ -1,7 +1,7 @@
 """Mount a real workspace with the real command in a process of its own, and do to that process what happens to nodes.
 
-Invariant: everything a node owns (mountpoint, cache, state) lies below one directory that no other node shares, only the
-store is common; `close` leaves no process, no mount and no immutable directory behind, whatever the test did.
+Invariant: everything a node owns (mountpoint, cache, state) lies below one directory that no other node shares, only
+the store is common; `close` leaves no process, no mount and no immutable directory behind, whatever the test did.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,13 @@ import pytest
 
 from spotwarp_fs.cli import client
 from spotwarp_fs.cli.mounts import find_mount, record_path
+from spotwarp_fs.core.manifests import Manifest, decode
 from tests.support.mounts import detach, wait_until
 
 USABLE_WITHIN_S = 60.0
 ENDED_WITHIN_S = 60.0
 PR_SET_PDEATHSIG = 1
 WORKSPACE = "work"
-_processes = count(1)
 
 
 def _end_with_tests() -> None:
@@ -159,6 +157,13 @@ class Node:
     def status(self) -> dict[str, Any]:
         return self.call("status")
 
+    def umount(self) -> int:
+        """Publish and unmount as a user does; returns the command's exit code."""
+        code = self.run("umount", str(self.root)).returncode
+        if self.process is not None:
+            self.process.wait(ENDED_WITHIN_S)
+        return code
+
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
@@ -257,11 +262,12 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def manifests_of(fleet: Fleet) -> list[Path]:
-    """Every manifest in a directory store, by number."""
-    root = Path(fleet.store.removeprefix("file://"))
-    return sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name == "manifests")
+def manifests_of(store: str) -> list[Manifest]:
+    """Every manifest of the one workspace in a directory store, by number."""
+    found = Path(store.removeprefix("file://")).rglob("manifests/*")
+    return sorted((decode(path.read_bytes()) for path in found if path.is_file()), key=lambda each: each.number)
 
 
-def now_s() -> float:
-    return time.monotonic()
+def packs_of(store: str) -> list[Path]:
+    """Every pack in a directory store."""
+    return sorted(path for path in Path(store.removeprefix("file://")).rglob("packs/**/*") if path.is_file())

@@ -8,14 +8,19 @@ request, but for about one write in a hundred, which the kernel sends as two (me
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import pickle
 import random
-import threading
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import BinaryIO
 
 MIB = 1 << 20
 PIECE_MAX = 100_000
@@ -150,7 +155,10 @@ class Interrupted(OSError):
 
 @dataclass
 class Load:
-    """Steps on a mount, made by a thread until told to stop or until one fails."""
+    """Steps on a mount, made by a process of its own until told to stop or until one fails.
+
+    A process, since a test that starts another one would have it close inherited files of a mount that hangs.
+    """
 
     root: Path
     seed: int
@@ -160,35 +168,57 @@ class Load:
     in_doubt: Step | None = None
     error: OSError | None = None
     pause_s: float = 0.0
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _process: BaseProcess | None = None
+    _stop: Event | None = None
+    _records: BinaryIO | None = None
 
     def start(self) -> Load:
-        self._stop.clear()
         self.in_doubt = self.error = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        context = multiprocessing.get_context("fork")
+        self._stop, self._records = context.Event(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        self._process = context.Process(target=self._run, daemon=True)
+        self._process.start()
         return self
 
     def _run(self) -> None:
+        assert self._stop is not None
+        assert self._records is not None
         first = len(self.done)
         for step in steps(self.seed * 1000 + first, self.model, first):
             if self._stop.wait(self.pause_s):
                 return
+            failure = None
             try:
                 perform(self.root, step)
             except OSError as error:
-                self.in_doubt, self.error = step, error
+                failure = error.errno
+            self._records.write(pickle.dumps((step, time.monotonic(), failure)))
+            if failure is not None:
                 return
             self.model.apply(step)
-            self.done.append((step, time.monotonic()))
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.is_alive()
 
     def stop(self) -> Load:
-        """End the load after the step in hand."""
+        """End the load after the step in hand, and take over what it has done."""
+        assert self._process is not None
+        assert self._stop is not None
+        assert self._records is not None
         self._stop.set()
-        assert self._thread is not None
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "a request hangs"
+        self._process.join(60)
+        assert not self._process.is_alive(), "a request hangs"
+        assert self._process.exitcode == 0, "the load itself failed"
+        self._records.seek(0)
+        with self._records as records, suppress(EOFError):
+            while True:
+                step, at, failure = pickle.load(records)
+                if failure is not None:
+                    self.in_doubt, self.error = step, OSError(failure, os.strerror(failure))
+                    continue
+                self.model.apply(step)
+                self.done.append((step, at))
         return self
 
     def settle(self, found: Prefix) -> None:
@@ -199,6 +229,16 @@ class Load:
                 step = replace(step, sent=found.sent)
             self.model.apply(step)
             self.done.append((step, time.monotonic()))
+
+    def go_back_to(self, found: Prefix) -> None:
+        """Forget what came after *found*: a fresh node goes on from there."""
+        made = self.steps()[: found.count + bool(found.sent)]
+        if found.sent:
+            made[-1] = replace(made[-1], sent=found.sent)
+        self.model, self.in_doubt = Model(), None
+        self.done = [(step, time.monotonic()) for step in made]
+        for step in made:
+            self.model.apply(step)
 
     def prefixes(self, seen: Tree) -> list[Prefix]:
         """Which beginnings of what was done (or is in doubt) make exactly *seen*."""
