@@ -144,14 +144,15 @@ class Mounted:
         """
         deadline_s = trio.current_time() + timeout_s
         await self._served.drain(timeout_s * (1 - REST_SHARE))
+        # Noted before the mount goes: serving may have ended by the time this task goes on.
+        self._deadline_s = deadline_s
         try:
             await trio.to_thread.run_sync(mounting.unmount, self._wish.mountpoint, abandon_on_cancel=True)
         except OSError as error:
             if not force:
+                self._deadline_s = None
                 raise self._busy(error) from error
-            self._deadline_s = deadline_s
             await self._break_off()
-        self._deadline_s = deadline_s
 
     def _busy(self, error: OSError) -> UserError:
         users = holders(self._wish.mountpoint)
