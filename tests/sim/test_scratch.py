@@ -18,6 +18,7 @@ from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, Inode
 from spotwarp_fs.engine.scratch import not_restored
 from spotwarp_fs.engine.session import Session
+from spotwarp_fs.local.memory import MemoryKV
 from tests.support.world import ACTOR, FAST, Node, new_store, start
 
 CACHE = b".cache/uv"
@@ -71,6 +72,11 @@ class Shell:
 
     async def unlink(self, path: bytes) -> None:
         await self.fs.unlink(*await self.place(path))
+
+    async def fsync(self, path: bytes) -> None:
+        handle = await self.fs.open(await self.ino(path), os.O_WRONLY, ACTOR)
+        await self.fs.fsync(handle, datasync=False)
+        await self.fs.release(handle)
 
     def tree(self) -> dict[bytes, Inode]:
         with self.session.workspace.kv.read() as view:
@@ -305,6 +311,36 @@ def test_atomic_files_in_scratch_are_never_in_flight() -> None:
             await session.streamer.barrier()
             listed = [item.path for item in session.streamer.head.manifest.in_flight]
             assert listed == [b"checkpoint-1", b"checkpoint-1/m.pt"]
+
+    play(main)
+
+
+def test_a_power_loss_takes_scratch_and_leaves_what_was_fsynced_beside_it_whole() -> None:
+    async def main() -> None:
+        store, node = new_store(), Node()
+        async with start(store, node, settings=replace(FAST, interval_s=1e6)) as session:
+            shell = Shell(session)
+            await shell.mkdirs(CACHE)
+            await session.streamer.barrier()
+            await shell.mkdirs(CACHE + b"/later")
+            await shell.write(CACHE + b"/later/f", content(1))
+            await shell.write(CACHE + b"/later/g", content(2))
+            await shell.link(CACHE + b"/later/f", b"linked")
+            await shell.write(b"moved", content(3))
+            await shell.fsync(b"moved")
+            await shell.rename(b"moved", CACHE + b"/moved")
+            for path in (b"linked", CACHE + b"/later/g"):
+                await shell.fsync(path)
+        lost = Node(kv=MemoryKV(), data=node.data, journal=node.journal)
+        async with start(store, lost) as session:
+            shell = Shell(session)
+            sound(session)
+            assert shell.tree().keys() == {b".cache", b"linked"}
+            assert await shell.read(b"linked") == content(1)
+            await session.streamer.barrier()
+        async with start(store, Node()) as session:
+            sound(session)
+            assert await Shell(session).read(b"linked") == content(1)
 
     play(main)
 
