@@ -49,8 +49,11 @@ class Job:
     ino: Inode
     block: BlockIndex
     cut: Cut | None
+    turn: trio.Event
+    """Set when the job submitted before this one has its place in a pack, or needs none."""
     generation: Generation | None = None
     """The live block's generation that the bytes belong to; None when they came from the cut's spool."""
+    placed: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
 
 
@@ -72,6 +75,8 @@ class Sealer:
         self._writer_epoch = writer_epoch
         self._room = trio.Semaphore(workspace.settings.frames_in_memory_max)
         self._reading = 0
+        self._last_placed = trio.Event()
+        self._last_placed.set()
         self._open: OpenPack | None = None
         self._uploading: dict[bytes, list[Job]] = {}
         self._submitted: dict[tuple[Inode, BlockIndex], Job] = {}
@@ -98,8 +103,11 @@ class Sealer:
 
     async def submit(self, ino: Inode, block: BlockIndex, cut: Cut | None) -> Job:
         """Start sealing one block; waits for room in the pipeline, not for the store."""
+        if not self._room.value:
+            self.flush()  # frames in the open pack hold all the room
         await self._room.acquire()
-        job = Job(ino, block, cut)
+        job = Job(ino, block, cut, turn=self._last_placed)
+        self._last_placed = job.placed
         if cut is None:
             self._submitted[(ino, block)] = job
         self._reading += 1
@@ -183,6 +191,8 @@ class Sealer:
                 waiting.append(job)
                 return
             stored = await self._ws.workers.run(Work.CPU, encode_frame, raw)
+            # In the order of submission: blocks of one file that lie together in a pack come back in one request.
+            await job.turn.wait()
             waiting = self._waiting(name)
             if waiting is not None:
                 waiting.append(job)
@@ -199,6 +209,7 @@ class Sealer:
             self._finish(job)
         finally:
             self._reading -= 1
+            job.placed.set()
 
     async def _read(self, job: Job) -> bytes | None:
         """Read the job's bytes so that they belong to one generation; None when there is nothing to seal any more."""
@@ -261,7 +272,8 @@ class Sealer:
         self._uploading.update(pack.jobs)
         try:
             async with self._uploads:
-                refs = await self.store_pack(pack.builder)
+                self._drop_superseded(pack)
+                refs = await self.store_pack(pack.builder) if pack.jobs else ()
         except Fenced as fenced:
             for job in (job for jobs in pack.jobs.values() for job in jobs):
                 if job.cut is not None:
@@ -276,6 +288,24 @@ class Sealer:
             for job in pack.jobs[ref.digest]:
                 self._acknowledge(job, ref)
         await self._ws.wake_waiters()
+
+    def _drop_superseded(self, pack: OpenPack) -> None:
+        """Take out what was replaced or deleted while the pack waited for its turn: it is not sent (P-17)."""
+        gone = [name for name, jobs in pack.jobs.items() if not any(map(self._wanted, jobs))]
+        for name in gone:
+            del self._uploading[name]
+            for job in pack.jobs.pop(name):
+                self._finish(job)
+        if gone:
+            pack.builder = pack.builder.only(pack.jobs.keys())
+
+    def _wanted(self, job: Job) -> bool:
+        """A cut needs the job's bytes, or they still are the block's and have no frame."""
+        if job.cut is not None and not job.cut.abandoned:
+            return True
+        with self._ws.kv.read() as view:
+            same = job.generation is not None and job.generation == self._ws.generations.of(job.ino, job.block)
+            return same and block_state(view, job.ino, job.block) == DIRTY
 
     def _acknowledge(self, job: Job, ref: FrameRef | None) -> None:
         """The store has the job's content (None: all zeros): set the frame if the block still has that content."""
