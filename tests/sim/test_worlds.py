@@ -14,7 +14,7 @@ from tests.support.sim_world import World, run_world
 pytestmark = [pytest.mark.promise("P-01"), pytest.mark.promise("P-03"), pytest.mark.promise("P-06")]
 
 CHUNK = 10
-FAST_SEEDS = 120
+FAST_SEEDS = 100
 SLOW_SEEDS = 2_000
 
 FAILED_ONCE = {

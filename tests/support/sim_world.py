@@ -309,7 +309,7 @@ class Life:
         while True:
             over = session.budget.used_bytes - session.workspace.settings.cache_bytes_max
             self.world.over_budget_max = max(self.world.over_budget_max, over)
-            await trio.sleep(0.05)
+            await trio.sleep(0.5)
 
     async def _outages(self) -> None:
         while True:
