@@ -17,11 +17,16 @@ def noted(kv: MemoryKV) -> list[bytes]:
         return [key for _, key in view.scan(NodeTable.CHANGELOG, bytes([NodeTable.CHANGELOG[0] + 1]))]
 
 
-def test_a_change_after_an_aborted_transaction_is_noted() -> None:
-    kv, counter = MemoryKV(), ChangeCounter(ChangeSeq(0))
-    with pytest.raises(ZeroDivisionError), kv.write() as txn:
+def put_and_fail(kv: MemoryKV, counter: ChangeCounter) -> None:
+    with kv.write() as txn:
         Recorder(txn, counter).put(KEY, b"lost")
         raise ZeroDivisionError
+
+
+def test_a_change_after_an_aborted_transaction_is_noted() -> None:
+    kv, counter = MemoryKV(), ChangeCounter(ChangeSeq(0))
+    with pytest.raises(ZeroDivisionError):
+        put_and_fail(kv, counter)
     counter.rolled_back()
     with kv.write() as txn:
         Recorder(txn, counter).put(KEY, b"kept")
