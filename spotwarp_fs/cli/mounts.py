@@ -88,14 +88,18 @@ def read_records(state_dir: Path) -> list[MountRecord]:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process of this number exists."""
+    """Tell whether a process of this number runs; one that only waits to be collected by its parent does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
-    return True
+    try:
+        # In a container whose first process collects nobody, the dead stay in the table.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return True
 
 
 def mounted_paths() -> frozenset[str]:
