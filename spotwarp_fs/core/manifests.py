@@ -144,8 +144,14 @@ def check_successor(parent: Manifest, child: Manifest, *, parent_digest: str) ->
         (child.number == parent.number + 1, "numbers are dense", parent.number, child.number),
         (child.workspace_id == parent.workspace_id, "the workspace stays", parent.workspace_id, child.workspace_id),
         (child.parent_digest == parent_digest, "a child names its parent", parent_digest, child.parent_digest),
-        (child.writer_epoch >= parent.writer_epoch, "writer epochs never fall", parent.writer_epoch, child.writer_epoch),
-        (not same_epoch or child.session == parent.session, "one session per writer epoch", parent.session, child.session),
+        (
+            child.writer_epoch >= parent.writer_epoch,
+            "writer epochs never fall", parent.writer_epoch, child.writer_epoch,
+        ),
+        (
+            not same_epoch or child.session == parent.session,
+            "one session per writer epoch", parent.session, child.session,
+        ),
         (child.change_seq >= parent.change_seq, "the change seq never falls", parent.change_seq, child.change_seq),
         (parent.base_number <= child.base_number, "a base never goes back", parent.base_number, child.base_number),
         (child.base_number <= child.number, "a base is not newer", child.number, child.base_number),
