@@ -26,8 +26,8 @@ from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.policies import Policies
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.requests import Actor
-from spotwarp_fs.engine.claim import Claim, live_writer
-from spotwarp_fs.engine.heartbeat import Writer, read_beat
+from spotwarp_fs.engine.claim import Claim
+from spotwarp_fs.engine.heartbeat import Writer, live_writer, read_beat
 from spotwarp_fs.engine.publish import find_head
 from spotwarp_fs.engine.session import Session, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings

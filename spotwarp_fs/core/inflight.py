@@ -197,6 +197,17 @@ def closing(view: KVRead, now_ns: int) -> list[Inode]:
     return [ino for ino, mark in marks if mark.flushed_ns and standing(mark, now_ns) is Standing.OPEN]
 
 
+def closing_atomic(view: KVRead, names: AtomicNames, now_ns: int) -> bool:
+    """Tell whether any of `closing` has an atomic name or lies in an atomic directory."""
+    places = Names(view, names)
+    for ino in closing(view, now_ns):
+        for parent, name in places.of(ino):
+            place = places.place(parent)
+            if place is not None and (place.within or names.is_atomic(name)):
+                return True
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a directory is, and the atomic directories that it lies in (itself included), outermost first."""

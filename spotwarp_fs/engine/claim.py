@@ -2,15 +2,14 @@
 
 Invariant: a head whose session this cache has journalled is its own: local state goes on on top of it and nothing is
 rolled back (L1). A cache that finds a foreign head never serves: it is set aside as salvage. A takeover claims a
-writer epoch, not a number (C17): a found epoch at or below the expected one is followed, a higher one that is not
-ours means lost.
+writer epoch, not a number (C17): a found writer epoch at or below the expected one is followed, a higher one that is
+not ours means lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 import trio
 
@@ -37,12 +36,11 @@ from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter, Root
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
 from spotwarp_fs.engine.health import StoreHealth
-from spotwarp_fs.engine.heartbeat import Beat, read_beat
+from spotwarp_fs.engine.heartbeat import live_writer, read_beat
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
-from spotwarp_fs.engine.parallel import each
-from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_manifest
+from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_ahead, read_manifest
 from spotwarp_fs.engine.recover import recover
 from spotwarp_fs.engine.scratch import carried
 from spotwarp_fs.engine.states import Latest, StateWish, find_state
@@ -52,7 +50,6 @@ from spotwarp_fs.engine.workspace import Workspace
 SESSIONS_KEY = NodeTable.META + b"sessions"
 SESSION_BYTES = 16
 SESSIONS_KEPT = 64
-READ_AHEAD = 8
 ROUNDS_MAX = 2
 """So often a takeover that met a newer head is worked out anew before the writer epoch is raised first."""
 
@@ -220,9 +217,8 @@ class Claim:
         """Load *head* on an empty cache, then publish what is served of it with a raised writer epoch."""
         expected = head.manifest.writer_epoch
         takeover = Takeover(
-            self._ws, self._store, self.metadata, self.health,
-            fresh_map=self._fresh_map, workspace_name=self._workspace_name,
-        )  # fmt: skip
+            self._ws, self._store, self.metadata, self.health, self._fresh_map, workspace_name=self._workspace_name
+        )
         head = await self._load(takeover, head, expected)
         epoch = WriterEpoch(expected + 1)
         await self._note_session(epoch)
@@ -251,8 +247,7 @@ class Claim:
             taken = await self._taken(takeover, won, head)
             won = await publisher.publish(await self._successor_with(won, epoch, taken))
         await takeover.adopt(taken, won)
-        base = won.manifest.base
-        return Claimed(publisher, base, takeover.base, False, head.manifest, left_out=taken.lines)
+        return Claimed(publisher, won.manifest.base, takeover.base, False, head.manifest, left_out=taken.lines)
 
     async def _load(self, takeover: Takeover, head: Head, expected: WriterEpoch) -> Head:
         """Load the head; a collector may be faster than we are, but not under an unchanged head (H6)."""
@@ -289,20 +284,8 @@ class Claim:
                 check_successor(head.manifest, link.manifest, parent_digest=head.digest)
                 head = link
             newer += following
-            following = await self._read_ahead(head.manifest.number)
+            following = await read_ahead(self._store, head.manifest.number)
         return newer
-
-    async def _read_ahead(self, number: ManifestNumber) -> list[Head]:
-        """Read the manifests after *number*, several in the time of one."""
-
-        async def one(ahead: int) -> Head | None:
-            try:
-                return (await read_manifest(self._store, ManifestNumber(number + ahead)))[0]
-            except (NotFound, Unavailable, Denied):
-                return None  # whoever creates this number will see it
-
-        found = await each(one, range(1, READ_AHEAD + 1), limit=READ_AHEAD)
-        return [head for head in takewhile(lambda head: head is not None, found) if head is not None]
 
     def _check_expected(self, found: Manifest, expected: WriterEpoch) -> None:
         """A higher writer epoch than expected has won."""
@@ -465,15 +448,3 @@ class Claim:
 
     def _writer(self, epoch: WriterEpoch) -> MetadataWriter:
         return MetadataWriter(lambda: pack_id(epoch, self._ws.entropy.token_bytes(8)))
-
-
-def live_writer(beat: Beat, lease_s: float) -> UserError:
-    """The refusal while somebody else is writing."""
-    writer = beat.writer
-    return UserError(
-        f"the workspace is being written by {writer.host} (pid {writer.pid}, mounted at {writer.mountpoint}, "
-        f"writer epoch {beat.writer_epoch}), whose heartbeat is {beat.age_s:.0f} s old; a writer counts as gone after "
-        f"{lease_s:.0f} s. Wait, unmount it there, or take the workspace over with --takeover (the other mount then "
-        "turns read-only)",
-        ExitCode.LIVE_WRITER,
-    )

@@ -39,6 +39,7 @@ from spotwarp_fs.engine.reach import Reach
 from spotwarp_fs.engine.rebase import NewBase
 from spotwarp_fs.engine.repack import LoadMap, Repacker
 from spotwarp_fs.engine.seal import Sealer
+from spotwarp_fs.engine.stream import Streamer
 from spotwarp_fs.engine.workspace import Workspace
 
 ANCHORS = {Reason.NAMED, Reason.PINNED}
@@ -270,6 +271,13 @@ class Collector:
                         recorder.delete(key)
                     else:
                         recorder.put(key, value)
+
+
+def keep_books(streamer: Streamer, history: History, collector: Collector) -> None:
+    """Have the cut loop ask both for rows before each cut, and tell both of each publish."""
+    streamer.on_published += [history.published, collector.published]
+    streamer.may_rebase = history.complete.is_set
+    streamer.before_cut += [history.rows_before_cut, collector.rows_before_cut]
 
 
 def _published(view: KVRead) -> dict[PackId, Condemned]:

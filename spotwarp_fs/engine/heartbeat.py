@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from spotwarp_fs.core import layout
-from spotwarp_fs.core.errors import Denied, Fenced, NotFound, Unavailable
+from spotwarp_fs.core.errors import Denied, ExitCode, Fenced, NotFound, Unavailable, UserError
 from spotwarp_fs.core.ports import Lane, ObjectStore
 from spotwarp_fs.core.types import ManifestNumber, WriterEpoch
 from spotwarp_fs.engine.health import StoreHealth
@@ -86,3 +86,15 @@ async def read_beat(store: ObjectStore) -> Beat | None:
         return Beat(WriterEpoch(int(body["writer_epoch"])), str(body["session"]), writer, age_s)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def live_writer(beat: Beat, lease_s: float) -> UserError:
+    """The refusal while somebody else is writing."""
+    writer = beat.writer
+    return UserError(
+        f"the workspace is being written by {writer.host} (pid {writer.pid}, mounted at {writer.mountpoint}, "
+        f"writer epoch {beat.writer_epoch}), whose heartbeat is {beat.age_s:.0f} s old; a writer counts as gone after "
+        f"{lease_s:.0f} s. Wait, unmount it there, or take the workspace over with --takeover (the other mount then "
+        "turns read-only)",
+        ExitCode.LIVE_WRITER,
+    )

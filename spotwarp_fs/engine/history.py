@@ -23,6 +23,7 @@ from spotwarp_fs.engine.load import read_patiently
 from spotwarp_fs.engine.metadata import FETCH_PARALLEL_MAX
 from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.publish import Head, Publisher
+from spotwarp_fs.engine.rebase import NewBase
 from spotwarp_fs.engine.workspace import Workspace
 
 
@@ -105,14 +106,14 @@ class History:
             del self._manifests[number]
         return keep
 
-    def rows_before_cut(self, view: KVRead, new_base: ManifestNumber | None) -> dict[bytes, bytes | None]:
+    def rows_before_cut(self, view: KVRead, new_base: NewBase | None) -> dict[bytes, bytes | None]:
         """Give the retention rows that the state about to be cut must have."""
         head, ws = self._publisher.head.manifest, self._ws
         rows: dict[bytes, bytes | None] = {}
         if retention.would_wipe(head, Size(ws.files, ws.logical_bytes)):
             rows |= retention.pin(view, head.number, self._publisher.server_now_s())
         if new_base is not None:
-            rows |= retention.keep_changes(view, self.retained(view), new_base)
+            rows |= retention.keep_changes(view, self.retained(view), new_base.number)
         return rows
 
     def rows_now(self, view: KVRead) -> dict[bytes, bytes | None]:

@@ -7,6 +7,7 @@ decides whose a found manifest is (C16). Any foreign manifest at a serving write
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import trio
 
@@ -16,8 +17,10 @@ from spotwarp_fs.core.manifests import Manifest, check_successor, decode, digest
 from spotwarp_fs.core.ports import Lane, ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.health import StoreHealth
+from spotwarp_fs.engine.parallel import each
 
 GALLOP_MAX = 1 << 40
+READ_AHEAD = 8
 CORRUPT_TRIES = 3
 """Damage on the way is more common than damage at rest."""
 
@@ -43,6 +46,19 @@ async def read_manifest(store: ObjectStore, number: ManifestNumber) -> tuple[Hea
     if manifest.number != number:
         raise Corrupt(f"manifest object {number} says that it is number {manifest.number}")
     return Head(manifest, digest_of(found.body)), found.server_time_s
+
+
+async def read_ahead(store: ObjectStore, number: ManifestNumber) -> list[Head]:
+    """Read the manifests after *number* without a gap, several in the time of one; an outage ends the list early."""
+
+    async def one(ahead: int) -> Head | None:
+        try:
+            return (await read_manifest(store, ManifestNumber(number + ahead)))[0]
+        except (NotFound, Unavailable, Denied):
+            return None
+
+    found = await each(one, range(1, READ_AHEAD + 1), limit=READ_AHEAD)
+    return [head for head in takewhile(lambda head: head is not None, found) if head is not None]
 
 
 async def exists(store: ObjectStore, number: ManifestNumber) -> bool:

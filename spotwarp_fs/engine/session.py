@@ -8,7 +8,7 @@ publishes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -16,13 +16,13 @@ import trio
 
 from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, SpotwarpError, Unavailable
 from spotwarp_fs.core.journal import JournalLog
-from spotwarp_fs.core.ports import KVRead, ObjectStore
+from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
 from spotwarp_fs.engine.claim import Claim, Claimed
-from spotwarp_fs.engine.collect import Collector
+from spotwarp_fs.engine.collect import Collector, keep_books
 from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.files import Files
 from spotwarp_fs.engine.filesystem import Filesystem
@@ -33,7 +33,7 @@ from spotwarp_fs.engine.hydrate import Hydrator
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher
-from spotwarp_fs.engine.rebase import NewBase, Rebaser
+from spotwarp_fs.engine.rebase import Rebaser
 from spotwarp_fs.engine.salvage import Outcome, Salvager
 from spotwarp_fs.engine.scratch import Gatherer, settle
 from spotwarp_fs.engine.seal import Sealer
@@ -161,13 +161,9 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
     Raises Fenced (lost the claim), UserError (live writer, foreign cache) or what the store says.
     """
     ws = ports.workspace
-    health = claim.health
     async with trio.open_nursery() as nursery:
-        packs = claim.packs
-        metadata = claim.metadata
         claimed = await claim.run()
-        publisher = claimed.publisher
-        session = _wire(ports, claim, claimed, health, packs, metadata, publisher, nursery)
+        session = _wire(ports, claim, claimed, nursery)
         async with session.sealer.serve():
             nursery.start_soon(session.durability.run)
             nursery.start_soon(session.budget.run)
@@ -188,16 +184,8 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.cancel_scope.cancel()
 
 
-def _wire(
-    ports: SessionPorts,
-    claim: Claim,
-    claimed: Claimed,
-    health: StoreHealth,
-    packs: PackStore,
-    metadata: Metadata,
-    publisher: Publisher,
-    nursery: trio.Nursery,
-) -> Session:
+def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nursery) -> Session:
+    health, packs, metadata, publisher = claim.health, claim.packs, claim.metadata, claimed.publisher
     ws = ports.workspace
     ws.load_counters()
     ws.start_inodes(publisher.head.manifest.writer_epoch)
@@ -211,18 +199,12 @@ def _wire(
         await streamer.barrier()
 
     durability = Durability(ws, ports.journal, publish)
-    durability.start(publisher.head.manifest.change_seq, claim.sessions)
-    blocks.defer_removal = durability.defer_removal
+    durability.start(publisher.head.manifest.change_seq, lambda: claim.sessions)
+    blocks.may_destroy, durability.finish = durability.may_destroy, blocks.finish
     budget = Budget(ws, ports.disk, lambda: streamer.urge())
     budget.may_evict = durability.may_evict
     files = Files(
-        ws,
-        blocks=blocks,
-        maps=maps,
-        hydrator=hydrator,
-        budget=budget,
-        durability=durability,
-        relatime=ports.relatime,
+        ws, blocks=blocks, maps=maps, hydrator=hydrator, budget=budget, durability=durability, relatime=ports.relatime
     )
     files.load_marks()
     rebaser = Rebaser(ws, ports.store, metadata, health)
@@ -233,9 +215,7 @@ def _wire(
     streamer.on_published.append(rebaser.consider)
     history = History(ws, ports.store, publisher, health)
     collector = Collector(ws, ports.store, metadata, publisher, sealer, history, claimed, files.load_map)
-    streamer.on_published += [history.published, collector.published]
-    streamer.may_rebase = history.complete.is_set
-    streamer.before_cut += [_retention_rows(history), collector.rows_before_cut]
+    keep_books(streamer, history, collector)
     filesystem = Filesystem(ws, files)
     filesystem.reap_orphans()
     settle(ws)
@@ -251,10 +231,6 @@ def _wire(
         durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
         salvager, trio.current_time(),
     )  # fmt: skip
-
-
-def _retention_rows(history: History) -> Callable[[KVRead, NewBase | None], Mapping[bytes, bytes | None]]:
-    return lambda view, base: history.rows_before_cut(view, None if base is None else base.number)
 
 
 async def _stream(session: Session) -> None:

@@ -8,7 +8,7 @@ pack that is condemned or gone.
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,10 +64,8 @@ from spotwarp_fs.engine.metadata import FETCH_PARALLEL_MAX, Metadata
 from spotwarp_fs.engine.older import NotLoaded, OlderStates
 from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.publish import Head
+from spotwarp_fs.engine.telling import Draft, lines_of, outermost, report_of
 from spotwarp_fs.engine.workspace import Workspace
-
-NAMED_MAX = 50
-"""Paths that a takeover manifest lists of each kind; the numbers are whole."""
 
 
 class Unusable(Exception):
@@ -94,18 +92,6 @@ class Taken:
     logical_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A served state in the making."""
-
-    number: ManifestNumber
-    parts: list[ChangeSet]
-    left_out: list[LeftOut]
-    put_back: tuple[tuple[bytes, ManifestNumber], ...] = ()
-    missing: tuple[bytes, ...] = ()
-    lost: tuple[bytes, ...] = ()
-
-
 class Takeover:
     """One takeover of a foreign (or forgotten) head."""
 
@@ -115,8 +101,8 @@ class Takeover:
         store: ObjectStore,
         metadata: Metadata,
         health: StoreHealth,
-        *,
         fresh_map: Callable[[], KVStore],
+        *,
         workspace_name: str,
     ) -> None:
         self._ws = workspace
@@ -190,7 +176,7 @@ class Takeover:
         """Serve the state *wanted* as it is, whatever was in flight; raises UserError when it is not kept whole."""
         number = wanted.manifest.number
         items = tuple(replace(item, torn=True) for item in wanted.manifest.in_flight)
-        draft = _Draft(number, [], [])
+        draft = Draft(number, [], [])
         if number != head.manifest.number:
             self._states.note(wanted)
             try:
@@ -246,16 +232,16 @@ class Takeover:
         older = await self._states.manifests(sorted(number for number in rows if number < first))
         return [*older, *found, content]
 
-    async def _draft(self, content: Head, serve: Serve) -> _Draft:
+    async def _draft(self, content: Head, serve: Serve) -> Draft:
         number = content.manifest.number
         if isinstance(serve, ServeHead):
-            return _Draft(number, [], [])
+            return Draft(number, [], [])
         manifests = [head.manifest for head in await self._read_back(content)]
         usable = self._usable(content, manifests)
         older = Older([m for m in manifests if m.number in usable], self._states.view)
         if not isinstance(serve, GoBack):
             plan = await self._planned(lambda view: Served(number, view), serve.replaced, older)
-            return await self._finished(_Draft(number, [], []), plan)
+            return await self._finished(Draft(number, [], []), plan)
         with _unusable_if_damaged(serve.to):
             state = await self._states.load(serve.to)
             after = fold(await self._states.change_sets(serve.to, number))
@@ -265,9 +251,9 @@ class Takeover:
         plan = await self._planned(lambda _: Served(serve.to, state.view), serve.replaced, older, serve.behind)
         behind = [
             LeftOut(item.path, number, serve.to if resolve(state.view, item.path) else None, item.torn)
-            for item in _outermost(serve.behind)
+            for item in outermost(serve.behind)
         ]
-        draft = _Draft(serve.to, [back], behind)
+        draft = Draft(serve.to, [back], behind)
         with self._ws.kv.read() as view:
             draft.lost = tuple(sorted(set(lost_files(after, view, self._ws.policies))))
         return await self._finished(draft, plan)
@@ -299,7 +285,7 @@ class Takeover:
             self._inodes.append(self._ws.new_inode())
             yield self._inodes[-1]
 
-    async def _finished(self, draft: _Draft, plan: Plan) -> _Draft:
+    async def _finished(self, draft: Draft, plan: Plan) -> Draft:
         """Add the planned changes, with the blocks of what is copied."""
         rows: dict[BlockCopy, list[tuple[BlockIndex, bytes]]] = {}
         for copy in plan.copies:
@@ -359,7 +345,7 @@ class Takeover:
                     changes[key] = None
         return ChangeSet.of(drops, changes)
 
-    def _taken(self, head: Head, content: Head, serve: Serve, draft: _Draft, pin_s: float | None) -> Taken:
+    def _taken(self, head: Head, content: Head, serve: Serve, draft: Draft, pin_s: float | None) -> Taken:
         with self._ws.kv.read() as view:
             if pin_s is not None:
                 draft.parts.append(ChangeSet.of({}, retention.pin(view, content.manifest.number, pin_s)))
@@ -369,8 +355,8 @@ class Takeover:
         seconds = content.manifest.created_s - self._created_s(draft.number, content)
         return Taken(
             change_set=change_set,
-            report=_report(content, draft, seconds),
-            lines=self._lines(content, serve, draft, seconds),
+            report=report_of(content, draft, seconds),
+            lines=lines_of(content, serve, draft, seconds, self._name),
             files=manifest.files + sizes[0],
             directories=manifest.directories + sizes[1],
             logical_bytes=manifest.logical_bytes + sizes[2],
@@ -379,22 +365,6 @@ class Takeover:
     def _created_s(self, number: ManifestNumber, content: Head) -> float:
         known = self._states.known(number)
         return known.manifest.created_s if known is not None else content.manifest.created_s
-
-    def _lines(self, content: Head, serve: Serve, draft: _Draft, seconds: float) -> tuple[str, ...]:
-        """Say what is not served as the head has it, each with the command that fetches it."""
-        lines = []
-        if isinstance(serve, GoBack):
-            lines.append(
-                f"the workspace went back {seconds:.0f} s, from manifest {content.manifest.number} to {draft.number}, "
-                f"when nothing was being written; {len(draft.lost)} files lost changes"
-            )
-        for item in draft.left_out[:NAMED_MAX]:
-            instead = f"as it was in manifest {item.source}" if item.source is not None else "not at all"
-            half = "torn" if item.torn else "half written"
-            lines.append(f"{_text(item.path)} was {half}; it is here {instead}. To get it: {item.hint(self._name)}")
-        lines += [f"{_text(path)} is back from manifest {number}" for path, number in draft.put_back]
-        lines += [f"no complete {_text(kind)} was ever published" for kind in draft.missing]
-        return tuple(lines)
 
 
 @contextmanager
@@ -409,32 +379,6 @@ def _unusable_if_damaged(number: ManifestNumber) -> Iterator[None]:
 def _packs(change_set: ChangeSet) -> set[PackId]:
     changes = change_set.changes
     return {FrameRef.decode(value).pack for key, value in changes if key[:1] == BLOCK_TABLE and value is not None}
-
-
-def _outermost(items: Iterable[InFlightItem]) -> list[InFlightItem]:
-    """Leave out what lies in a directory that is half done as a whole."""
-    every = list(items)
-    directories = [item.path for item in every if item.kind == "directory"]
-    return [i for i in every if not any(d != i.path and retention.within(i.path, d) for d in directories)]
-
-
-def _report(content: Head, draft: _Draft, seconds: float) -> dict[str, Any]:
-    """What the takeover manifest says about itself."""
-    return {
-        "from_number": content.manifest.number,
-        "from_session": content.manifest.session,
-        "served": draft.number,
-        "seconds_lost": seconds,
-        "left_out": [
-            {"path": _text(item.path), "at": item.at, "source": item.source, "torn": item.torn}
-            for item in draft.left_out[:NAMED_MAX]
-        ],
-        "left_out_count": len(draft.left_out),
-        "put_back": [[_text(path), number] for path, number in draft.put_back[:NAMED_MAX]],
-        "missing": [_text(kind) for kind in draft.missing[:NAMED_MAX]],
-        "lost_files": [_text(path) for path in draft.lost[:NAMED_MAX]],
-        "lost_files_count": len(draft.lost),
-    }
 
 
 def _sizes(head: KVRead, change_set: ChangeSet) -> tuple[int, int, int]:
@@ -453,7 +397,3 @@ def _sizes(head: KVRead, change_set: ChangeSet) -> tuple[int, int, int]:
                 files += sign
                 size += sign * inode.size
     return files, directories, size
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
