@@ -125,8 +125,9 @@ def _launch(directory: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
         "s3.autoCreateBucket": "false",
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
-        "s3.localSocket": directory / "s3.sock",
-        "filer.localSocket": directory / "filer.sock",
+        # Unix sockets have short paths, and test directories long ones.
+        "s3.localSocket": Path(tempfile.gettempdir()) / f"sw-s3-{ports['s3.port']}.sock",
+        "filer.localSocket": Path(tempfile.gettempdir()) / f"sw-filer-{ports['s3.port']}.sock",
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": 256,
         "volume.max": 200,  # each bucket has volumes of its own; they occupy what is written
@@ -190,6 +191,7 @@ def _stop(process: subprocess.Popen[bytes], ports: dict[str, int]) -> None:
     for port in ports.values():  # it leaves its sockets behind
         for role in ("master", "volume", "filer", "s3"):
             Path(f"/tmp/seaweedfs-{role}-grpc-{port}.sock").unlink(missing_ok=True)
+            Path(tempfile.gettempdir(), f"sw-{role}-{port}.sock").unlink(missing_ok=True)
 
 
 def main() -> None:

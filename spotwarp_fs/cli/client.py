@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotwarp_fs.cli.mounts import MountRecord, current_records, find_mount, is_alive
+from spotwarp_fs.cli.short_path import short_path
 from spotwarp_fs.core import errors
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError, UserError
 
@@ -78,7 +79,8 @@ def _connected(record: MountRecord, silence_max_s: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(silence_max_s)
         try:
-            connection.connect(record.socket)
+            with short_path(record.socket) as path:
+                connection.connect(path)
         except OSError as error:
             connection.close()
             if attempt + 1 < RESTART_ATTEMPTS and is_alive(record.supervisor_pid):

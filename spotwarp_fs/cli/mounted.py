@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import trio
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.mounts import MountRecord, remove_record, socket_path, underlay_path, write_record
 from spotwarp_fs.cli.settings import Settings
+from spotwarp_fs.cli.short_path import short_path
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.engine.control import ControlServer, Operation
 from spotwarp_fs.engine.filesystem import Filesystem
@@ -74,10 +76,12 @@ class Mounted:
         """Mount and serve until unmounted, publish what is left, and say how that went."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         operations = {**self._served.operations, "drain": self._drain}
-        control = ControlServer(str(self._socket), operations, self._served.progress)
-        control.on_answered = self._note_answer
         try:
-            async with trio.open_nursery() as nursery:
+            async with AsyncExitStack() as held:
+                path = held.enter_context(short_path(self._socket))
+                control = ControlServer(path, operations, self._served.progress)
+                control.on_answered = self._note_answer
+                nursery = await held.enter_async_context(trio.open_nursery())
                 await nursery.start(control.run)
                 nursery.start_soon(self._served.background)
                 nursery.start_soon(self._obey_signals)

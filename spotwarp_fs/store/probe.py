@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from spotwarp_fs.core.errors import NotFound, PreconditionFailed, SpotwarpError, Unavailable, Unsupported
+from spotwarp_fs.core.errors import Conflict, NotFound, PreconditionFailed, SpotwarpError, Unavailable, Unsupported
 from spotwarp_fs.core.ports import Entropy, ObjectInfo, ObjectStore, Wall
 from spotwarp_fs.core.types import ObjectKey
 from spotwarp_fs.store.limits import DELETE_BATCH_KEYS, Throttled
@@ -248,12 +248,12 @@ def _claim(number: int) -> bytes:
 
 
 async def _unhurried(request: Callable[[], Awaitable[ObjectInfo]]) -> ObjectInfo:
-    """Send *request* again while the store wants fewer writes of one key (R2 and Google take one a second)."""
+    """Send *request* again while the store asks for that (409), or wants fewer writes of one key (R2, Google)."""
     pause_s = THROTTLED_FIRST_S
     while pause_s < 2 * KEY_WRITE_INTERVAL_S:
         try:
             return await request()
-        except Throttled:
+        except (Throttled, Conflict):
             await trio.sleep(pause_s)
             pause_s *= 2
     return await request()

@@ -324,6 +324,7 @@ def main() -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("--options", type=json.loads, default={})
     parser.add_argument("--ready-fd", type=int)
+    parser.add_argument("--restarted", action="store_true", help="what the supervisor says from the second start on")
     given = parser.parse_args()
     if "exit" in given.options:
         return int(given.options["exit"])
