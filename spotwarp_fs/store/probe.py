@@ -26,6 +26,7 @@ SKEW_MAX_S: Final = 300.0
 PAUSE_MAX_S: Final = 2.0
 KEY_WRITE_INTERVAL_S: Final = 1.1
 THROTTLED_FIRST_S: Final = 0.1
+THROTTLED_MAX: Final = 5
 ATTEMPTS_MAX: Final = 20
 BODY: Final = bytes(range(256))
 SECOND: Final = b"second"
@@ -249,11 +250,9 @@ def _claim(number: int) -> bytes:
 
 async def _unhurried(request: Callable[[], Awaitable[ObjectInfo]]) -> ObjectInfo:
     """Send *request* again while the store asks for that (409), or wants fewer writes of one key (R2, Google)."""
-    pause_s = THROTTLED_FIRST_S
-    while pause_s < 2 * KEY_WRITE_INTERVAL_S:
+    for attempt in range(THROTTLED_MAX):
         try:
             return await request()
         except (Throttled, Conflict):
-            await trio.sleep(pause_s)
-            pause_s *= 2
+            await trio.sleep(min(THROTTLED_FIRST_S * 2**attempt, KEY_WRITE_INTERVAL_S))
     return await request()
