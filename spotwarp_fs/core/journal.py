@@ -107,6 +107,10 @@ class JournalLog(Protocol):
         """Put these records in the place of all others, at once; they are on disk when this returns."""
         ...
 
+    def compact(self, records: Sequence[Record]) -> None:
+        """Put these records in the place of all others but the sessions, at once; on disk when this returns."""
+        ...
+
     def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
         """Drop what the manifest at *published* covers, and every session but these."""
         ...
@@ -255,6 +259,10 @@ class LocalClaims:
     def holds_any(self, ino: Inode, first: BlockIndex = BlockIndex(0)) -> bool:
         """Return whether a rebuild would take any block of *ino*, from *first* on, from the disk."""
         return any(block >= first for block in self._claims.get(ino, ()))
+
+    def blocks_of(self, ino: Inode) -> list[BlockIndex]:
+        """Give the blocks of *ino* that a rebuild would take from the disk."""
+        return sorted(self._claims.get(ino, ()))
 
     def note(self, record: Record) -> None:
         """Take in a record that has been appended, in order."""

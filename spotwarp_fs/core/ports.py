@@ -197,7 +197,11 @@ class DataFiles(Protocol):
         ...
 
     def sync(self, ino: Inode) -> None:
-        """fdatasync; raises OSError once, as Linux does."""
+        """Put contents and name of the file on disk; raises OSError, from the first failure on until `clear_failed`."""
+        ...
+
+    def clear_failed(self, ino: Inode) -> None:
+        """Forget a failed sync: every block that was unsynced then has been written again, or dropped."""
         ...
 
     def set_aside(self, ino: Inode, token: str) -> None:

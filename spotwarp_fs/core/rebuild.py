@@ -42,6 +42,7 @@ from spotwarp_fs.core.records import (
 )
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ChangeSeq, Inode
 
+BLOCKS_MAX: Final = 1 << 32
 _JOURNALLED_NODE_TABLES: Final = (NodeTable.IN_FLIGHT, NodeTable.ORPHANS, NodeTable.META)
 
 
@@ -70,15 +71,17 @@ class Rebuilt:
     """What the journal must hold before anybody changes anything."""
 
 
-def rebuild(txn: KVWrite, head_seq: ChangeSeq, records: Iterable[Record]) -> Rebuilt:
+def rebuild(txn: KVWrite, head_seq: ChangeSeq, records: Iterable[Record], *, has_base: bool = False) -> Rebuilt:
     """Bring the map, loaded from a head at *head_seq*, to where the journal's valid prefix leads.
+
+    When the head *has_base*, block records that the map lacks may still lie there.
 
     Every change is noted for the next cut, under a seq above all that the journal holds.
     """
     assert next(iter(txn.scan(*table_range(NodeTable.CHANGELOG))), None) is None, "the map is the head's, unchanged"
     records = list(records)
     later = [r for r in records if isinstance(r, Changes | Replaced | Synced) and r.seq > head_seq]
-    replay = _Replay(txn, head_seq)
+    replay = _Replay(txn, head_seq, _Unloaded(has_base=has_base))
     # A sync speaks of changes up to its seq, wherever in the journal it came to stand.
     for record in sorted(later, key=lambda r: (r.seq, isinstance(r, Synced))):
         replay.take(record)
@@ -230,12 +233,49 @@ class _File:
         return min(self.head_size, start + BLOCK_BYTES) if known.head_counts else 0
 
 
+class _Unloaded:
+    """Block records that still lie in the head's base (`engine/blockmaps.py` reads the same rows)."""
+
+    def __init__(self, *, has_base: bool) -> None:
+        self._has_base = has_base
+
+    def _counts_below(self, recorder: Recorder, ino: Inode) -> int:
+        """Up to which block the base's records of *ino* count; 0 when there are none, or all are loaded."""
+        cutoff = recorder.get(ino_key(NodeTable.UNLOADED, ino))
+        if not self._has_base or cutoff == b"":
+            return 0
+        return BLOCKS_MAX if cutoff is None else decode_u32(cutoff)
+
+    def head_has(self, recorder: Recorder, ino: Inode, block: BlockIndex) -> bool:
+        """Is there a record of the head's, here or possibly in the base?"""
+        value = recorder.get(block_key(ino, block))
+        return bool(value) if value is not None else block < self._counts_below(recorder, ino)
+
+    def drop(self, recorder: Recorder, ino: Inode, first: BlockIndex) -> None:
+        """Drop block records, also those in the base."""
+        recorder.drop_blocks(ino, first)
+        if first < self._counts_below(recorder, ino):
+            recorder.put_local(ino_key(NodeTable.UNLOADED, ino), encode_u32(first))
+
+    def put(self, recorder: Recorder, ino: Inode, block: BlockIndex, state: BlockState | None) -> None:
+        """Set a record; a hole over the base is an empty value, which hides what the base has."""
+        key = block_key(ino, block)
+        if state is not None:
+            recorder.put(key, state.encode())
+        elif self.head_has(recorder, ino, block):
+            if block < self._counts_below(recorder, ino):
+                recorder.put(key, b"")
+            else:
+                recorder.delete(key)
+
+
 class _Replay:
     """Folds the records into final values, then writes them."""
 
-    def __init__(self, txn: KVWrite, head_seq: ChangeSeq) -> None:
+    def __init__(self, txn: KVWrite, head_seq: ChangeSeq, unloaded: _Unloaded) -> None:
         self._txn = txn
         self._head_seq = head_seq
+        self._unloaded = unloaded
         self._rows: dict[bytes, bytes | None] = {}
         self._files: dict[Inode, _File] = {}
 
@@ -291,31 +331,22 @@ class _Replay:
         for ino, file in sorted(self._files.items()):
             value = recorder.get(inode_key(ino))
             if value is None:
-                _drop_blocks(recorder, ino, BlockIndex(0))
+                self._unloaded.drop(recorder, ino, BlockIndex(0))
                 continue
-            verdict = verdicts[ino] = file.judge(ino, partial(_head_has, recorder, ino))
+            verdict = verdicts[ino] = file.judge(ino, partial(self._unloaded.head_has, recorder, ino))
             first = file.dropped
             if verdict.size < file.head_size:
                 end = BlockIndex(-(-verdict.size // BLOCK_BYTES))
                 first = end if first is None else min(first, end)
             if first is not None:
-                _drop_blocks(recorder, ino, first)
+                self._unloaded.drop(recorder, ino, first)
             for block, state in verdict.records.items():
-                _put_block(recorder, ino, block, state)
+                self._unloaded.put(recorder, ino, block, state)
             record = InodeRecord.decode(value)
             allocated = max(0, record.allocated - verdict.lost_records * BLOCK_BYTES)
             if (verdict.size, allocated) != (record.size, record.allocated):
                 recorder.put(inode_key(ino), replace(record, size=verdict.size, allocated=allocated).encode())
         return verdicts
-
-
-def _head_has(recorder: Recorder, ino: Inode, block: BlockIndex) -> bool:
-    """Is there a record of the head's, here or possibly in the base?"""
-    value = recorder.get(block_key(ino, block))
-    if value is not None:
-        return bool(value)
-    unloaded = recorder.get(ino_key(NodeTable.UNLOADED, ino))
-    return unloaded is not None and block < decode_u32(unloaded)
 
 
 def _move_name(recorder: Recorder, key: bytes, value: bytes | None) -> None:
@@ -333,26 +364,3 @@ def _put_local(recorder: Recorder, key: bytes, value: bytes | None) -> None:
         recorder.delete_local(key)
     else:
         recorder.put_local(key, value)
-
-
-def _drop_blocks(recorder: Recorder, ino: Inode, first: BlockIndex) -> None:
-    """Drop block records, also of an inode whose block map still lies in the base."""
-    recorder.drop_blocks(ino, first)
-    row = ino_key(NodeTable.UNLOADED, ino)
-    earlier = recorder.get(row)
-    if earlier is not None:
-        if first == 0:
-            recorder.delete_local(row)
-        else:
-            recorder.put_local(row, encode_u32(min(first, decode_u32(earlier))))
-
-
-def _put_block(recorder: Recorder, ino: Inode, block: BlockIndex, state: BlockState | None) -> None:
-    key = block_key(ino, block)
-    if state is not None:
-        recorder.put(key, state.encode())
-    elif recorder.get(ino_key(NodeTable.UNLOADED, ino)) is not None:
-        # The base may have a record for it: an empty value hides that.
-        recorder.put(key, b"")
-    else:
-        recorder.delete(key)

@@ -66,8 +66,8 @@ class Blocks:
 
     def __init__(self, workspace: Workspace) -> None:
         self._ws = workspace
-        self.defer_removal: Callable[[Inode], bool] = lambda ino: False
-        """Asks whether the fsync journal still vouches for a data file."""
+        self.may_destroy: Callable[[Inode, BlockIndex], bool] = lambda ino, first: True
+        """Asks whether bytes from a block on may go now; while the fsync journal vouches for them, `finish` waits."""
 
     def missing_for_write(self, view: KVRead, ino: Inode, extent: Extent) -> list[BlockIndex]:
         """Blocks that a write of *extent* changes only in part and whose bytes are not here."""
@@ -158,14 +158,15 @@ class Blocks:
         with ws.kv.read() as view:
             record = read_inode(view, ino)
         first = BlockIndex(-(-size // BLOCK_BYTES))
-        if size < record.size:
+        shrinks = size < record.size
+        if shrinks:
             self._keep_rest_for_cut(ino, size)
             ws.generations.raise_for(ino, BlockIndex(size // BLOCK_BYTES))
             ws.generations.raise_for_all(ino, BlockIndex(size // BLOCK_BYTES))
         else:
             ws.data.truncate(ino, record.size)
         with ws.change() as recorder:
-            if size < record.size:
+            if shrinks:
                 dropped = self._drop(recorder, ino, first)
                 record = replace(record, allocated=record.allocated - dropped if size else 0)
                 self._mark_cut_block(recorder, ino, size)
@@ -174,11 +175,9 @@ class Blocks:
                 recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
             record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), record.encode())
-        if size == 0 and ws.cut is not None and ws.cut.needs(ino):
-            # After the commit: a start deletes spools, so until then the only copy stays where the map says it is.
-            ws.cut.set_aside(ino)
-        ws.data.truncate(ino, size)
-        ws.use.note(ino)
+        # After the commit: a start deletes spools, so until then the only copy stays where the map says it is.
+        if not shrinks or self.may_destroy(ino, BlockIndex(size // BLOCK_BYTES)):
+            self.finish(ino)
         return record
 
     def drop_all(self, recorder: Recorder, ino: Inode) -> None:
@@ -190,13 +189,23 @@ class Blocks:
         recorder.delete_local(ino_key(NodeTable.SCRATCH, ino))
 
     def remove_data(self, ino: Inode) -> None:
-        """Delete the data file, or leave it to the cut that still needs it."""
-        cut = self._ws.cut
-        if cut is not None and cut.needs(ino):
-            cut.set_aside(ino)
-        elif not self.defer_removal(ino):
-            self._ws.data.remove(ino)
-        self._ws.use.note(ino)
+        """Delete the data file of an inode that is gone, as soon as the fsync journal says so too."""
+        if self.may_destroy(ino, BlockIndex(0)):
+            self.finish(ino)
+
+    def finish(self, ino: Inode) -> None:
+        """Destroy what the data file holds and the map does not; a cut that still needs all of it gets the file."""
+        ws = self._ws
+        with ws.kv.read() as view:
+            value = view.get(inode_key(ino))
+        size = 0 if value is None else InodeRecord.decode(value).size
+        if size == 0 and ws.cut is not None and ws.cut.needs(ino):
+            ws.cut.set_aside(ino)
+        if value is None:
+            ws.data.remove(ino)
+        else:
+            ws.data.truncate(ino, size)
+        ws.use.note(ino)
 
     def _drop(self, recorder: Recorder, ino: Inode, first: BlockIndex) -> int:
         """Drop block records from *first* on; returns the bytes that they held."""

@@ -112,8 +112,13 @@ class Files:
             self._blocks.drop_all(recorder, ino)
             namespace.reap(recorder, ino)
         self._blocks.remove_data(ino)
+        self._durability.note_end(ino, 0)
         self._marks.pop(ino, None)
         self._maps.forget(ino)
+
+    def remove_data(self, ino: Inode) -> None:
+        """Delete what an inode that is gone has left."""
+        self._blocks.remove_data(ino)
 
     def made(self, ino: Inode) -> None:
         """The block map of a new inode is whole."""
@@ -240,13 +245,15 @@ class Files:
             await self._budget.room_for_bytes(len(data))
         while True:
             ws.check_writable()
+            if not self._durability.is_settled(ino):
+                await self._durability.settle(ino)
+                continue
             with ws.kv.read() as view:
                 missing = self._blocks.missing_for_write(view, ino, extent)
             if not missing:
                 break
             await self._budget.room_for_blocks(len(missing))
             await self._hydrator.demand(ino, missing, for_write=True)
-        self._durability.check_not_failed(ino)
         self._mark_written(ino)
         self._blocks.write(ino, offset, data, ws.wall.now_ns())
         self._durability.note_write(ino, extent)
@@ -259,6 +266,9 @@ class Files:
             await self._maps.load(ino)
         while True:
             ws.check_writable()
+            if not self._durability.is_settled(ino):
+                await self._durability.settle(ino)
+                continue
             with ws.kv.read() as view:
                 missing = self._blocks.missing_for_truncate(view, ino, size)
             if not missing:
@@ -268,6 +278,7 @@ class Files:
         if self._writers.get(ino):
             self._mark_written(ino)
         self._blocks.truncate(ino, size, ws.wall.now_ns())
+        self._durability.note_end(ino, size)
         if size == 0:
             self._maps.is_whole(ino)
 

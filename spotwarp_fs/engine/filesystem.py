@@ -215,4 +215,4 @@ class Filesystem:
         with self._ws.kv.read() as view:
             known = [ino for ino in self._ws.data.inodes() if view.get(inode_key(ino)) is None]
         for ino in known:
-            self._ws.data.remove(ino)
+            self._files.remove_data(ino)

@@ -32,7 +32,7 @@ async def recover(
     state = await load_state(workspace, store, metadata, health, head)
     records = journal.records()
     with workspace.kv.write() as txn:
-        rebuilt = rebuild(txn, head.manifest.change_seq, records)
+        rebuilt = rebuild(txn, head.manifest.change_seq, records, has_base=head.manifest.base is not None)
     await _keep_proven(workspace, rebuilt)
     await workspace.workers.run(Work.SYNC, journal.rewrite, rebuilt.journal)
     for lost in rebuilt.cut_back[:CUT_BACK_NAMED_MAX]:

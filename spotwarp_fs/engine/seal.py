@@ -31,9 +31,11 @@ from spotwarp_fs.core.records import (
     InodeRecord,
     NodeTable,
     block_key,
+    ino_key,
     inode_key,
 )
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode, PackId, WriterEpoch
+from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.cut import Cut
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.workspace import Workspace, block_state
@@ -224,6 +226,9 @@ class Sealer:
                 if job.cut.abandoned:
                     return None
                 if job.generation == job.cut.generation(job.ino, job.block):
+                    if job.generation is not None and ws.unsynced.has_block(job.ino, job.block):
+                        job.cut.abandon(ws.unsynced.reason(job.ino) or "")
+                        return None
                     job.cut.read_done(job.ino, job.block)
                     return raw
                 continue
@@ -236,7 +241,8 @@ class Sealer:
             job.generation = ws.generations.of(job.ino, job.block)
             with ws.busy.hold(job.ino, [job.block]):
                 raw = await ws.workers.run(Work.DISK, ws.data.pread, job.ino, job.block * BLOCK_BYTES, length)
-            return raw if job.generation == ws.generations.of(job.ino, job.block) else None
+            same = job.generation == ws.generations.of(job.ino, job.block)
+            return raw if same and not ws.unsynced.has_block(job.ino, job.block) else None
 
     def _known(self, name: bytes) -> FrameRef | None:
         """A frame with this content that the store has and nobody has condemned."""
@@ -326,7 +332,10 @@ class Sealer:
             if ref is not None:
                 txn.put(block_key(job.ino, job.block), BlockState(True, FrameState.UNPUBLISHED, ref).encode())
             else:
-                txn.delete(block_key(job.ino, job.block))
+                if txn.get(ino_key(NodeTable.UNLOADED, job.ino)) == LOADED:
+                    txn.delete(block_key(job.ino, job.block))
+                else:  # after a rebuild: an empty value hides what the base may have
+                    txn.put(block_key(job.ino, job.block), b"")
                 value = txn.get(inode_key(job.ino))
                 if value is not None:
                     record = InodeRecord.decode(value)

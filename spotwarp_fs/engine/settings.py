@@ -25,6 +25,11 @@ class EngineSettings:
     fsync_remote: bool = False
     """`fsync` returns when published, not when local."""
 
+    journal_bytes_max: int = 64 * MiB
+    """A longer fsync journal is written anew, as one record."""
+    journal_linger_s: float = 0.5
+    """How soon the journal learns of truncations and removals that nobody waits for."""
+
     cold_after_s: float = 1.0
     """A dirty block unwritten for this long is uploaded before the cut."""
     early_upload_period_s: float = 0.25

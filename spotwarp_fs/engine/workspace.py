@@ -40,6 +40,7 @@ from spotwarp_fs.core.scratch import DERIVED_KEY, FIRST_ROW, MADE_SO
 from spotwarp_fs.core.types import INODE_EPOCH_SHIFT, BlockIndex, ChangeSeq, Generation, Inode, WriterEpoch
 from spotwarp_fs.engine.intervals import Intervals
 from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.unsynced import Unsynced
 from spotwarp_fs.engine.use import Use
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ class Workspace:
         self.settings = settings
         self.generations = Generations()
         self.busy = BusyMarks()
+        self.unsynced = Unsynced()
         self.dirty: dict[Inode, dict[BlockIndex, float]] = {}
         self.scratch: set[Inode] = set()
         self.scratch_dirty: dict[Inode, dict[BlockIndex, float]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from spotwarp_fs.core.journal import Record, decode_prefix, encode_record, still_needed
+from spotwarp_fs.core.journal import Record, SessionBegun, decode_prefix, encode_record, still_needed
 from spotwarp_fs.core.types import ChangeSeq
 from spotwarp_fs.local.disk import fdatasync, sync_directory, write_all
 
@@ -69,6 +69,11 @@ class Journal:
         """Put these records in the place of all others, at once; they are on disk when this returns."""
         with self._lock:
             self._rewrite(records)
+
+    def compact(self, records: Sequence[Record]) -> None:
+        """Put these records in the place of all others but the sessions, at once; on disk when this returns."""
+        with self._lock:
+            self._rewrite([*(record for record in self._read() if isinstance(record, SessionBegun)), *records])
 
     def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
         """Drop what the manifest at *published* covers, and every session but these."""

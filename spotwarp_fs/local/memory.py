@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
-from spotwarp_fs.core.journal import Record, decode_prefix, encode_record, still_needed
+from spotwarp_fs.core.journal import Record, SessionBegun, decode_prefix, encode_record, still_needed
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ChangeSeq, Inode
 
 PAGE_BYTES: Final = 4096
@@ -401,6 +401,10 @@ class MemoryJournal:
         self._records = list(records)
         self._stream = bytearray(b"".join(map(encode_record, records)))
         self._failed = False
+
+    def compact(self, records: Sequence[Record]) -> None:
+        """Put these records in the place of all others but the sessions."""
+        self.rewrite([*(record for record in self._records if isinstance(record, SessionBegun)), *records])
 
     def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
         """Drop what the manifest at *published* covers, and every session but these."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from spotwarp_fs.core.journal import JournalLog, Record, still_needed
+from spotwarp_fs.core.journal import JournalLog, Record, SessionBegun, still_needed
 from spotwarp_fs.core.layout import workspace_root
 from spotwarp_fs.core.policies import Policies
 from spotwarp_fs.core.ports import DataFiles, KVStore, ObjectStore, Workers
@@ -64,6 +64,9 @@ class MemoryJournal:
 
     def rewrite(self, records: Sequence[Record]) -> None:
         self._records = list(records)
+
+    def compact(self, records: Sequence[Record]) -> None:
+        self._records = [*(record for record in self._records if isinstance(record, SessionBegun)), *records]
 
     def prune(self, published: ChangeSeq, sessions: frozenset[str]) -> None:
         self._records = still_needed(self._records, published, sessions)

@@ -68,12 +68,12 @@ def synced(seq: int, ino: Inode = F) -> Synced:
 class World:
     """A map as loaded from a head, rebuilt."""
 
-    def __init__(self, head: dict[bytes, bytes], records: list[Record]) -> None:
+    def __init__(self, head: dict[bytes, bytes], records: list[Record], *, has_base: bool = False) -> None:
         self.kv = MemoryKV()
         with self.kv.write() as txn:
             for key, value in head.items():
                 txn.put(key, value)
-            self.rebuilt: Rebuilt = rebuild(txn, HEAD_SEQ, records)
+            self.rebuilt: Rebuilt = rebuild(txn, HEAD_SEQ, records, has_base=has_base)
 
     def get(self, key: bytes) -> bytes | None:
         with self.kv.read() as view:
@@ -267,13 +267,17 @@ def test_names_go_both_ways_and_unlinked_inodes_become_orphans() -> None:
 
 def test_an_inode_whose_blocks_lie_in_the_base_keeps_them_and_loses_what_was_dropped() -> None:
     unloaded = ino_key(NodeTable.UNLOADED, F)
-    head = {inode_key(F): inode(9 * BLOCK_BYTES, 9), unloaded: encode_u32(0xFFFFFFFF)}
-    world = World(head, [changes(10, {block(1): None, block(2): DIRTY.encode()}, drop=5), synced(10, G)])
+    head = {inode_key(F): inode(9 * BLOCK_BYTES, 9)}
+    rows: dict[bytes, bytes | None] = {block(1): None, block(2): DIRTY.encode()}
+    world = World(head, [changes(10, rows, drop=5), synced(10, G)], has_base=True)
     assert world.get(unloaded) == encode_u32(5)
     assert world.get(block(1)) == b""
+    assert world.get(NodeTable.CHANGES + block(1)) is not None
     assert world.get(block(2)) is None
-    emptied = World(head, [changes(10, {inode_key(F): inode(0)}, drop=0)])
-    assert emptied.get(unloaded) is None
+    earlier = World(head | {unloaded: encode_u32(3)}, [changes(10, {}, drop=5)], has_base=True)
+    assert earlier.get(unloaded) == encode_u32(3)
+    emptied = World(head, [changes(10, {inode_key(F): inode(0)}, drop=0)], has_base=True)
+    assert emptied.get(unloaded) == encode_u32(0)
 
 
 def test_changes_are_noted_for_the_next_cut_above_every_seq_of_the_journal() -> None:
