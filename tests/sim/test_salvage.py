@@ -19,7 +19,14 @@ from spotwarp_fs.core.requests import AttributeChange
 from spotwarp_fs.core.types import ROOT_INODE, ObjectKey
 from spotwarp_fs.engine.reader import ReadPorts
 from spotwarp_fs.engine.salvage import Outcome, salvaged_bases
-from spotwarp_fs.engine.salvaged import Salvaged, drop_stored, open_kept, open_stored, stored_salvages
+from spotwarp_fs.engine.salvaged import (
+    Salvaged,
+    drop_stored,
+    open_kept,
+    open_stored,
+    rebuild_kept,
+    stored_salvages,
+)
 from spotwarp_fs.engine.session import Session
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.local.memory import MemoryDataFiles, MemoryKV
@@ -271,3 +278,23 @@ async def test_the_cache_of_a_dead_writer_gives_the_same(autojump_clock: trio.te
     await check_whole(open_kept(ReadPorts(scoped(store), lambda: looking(kept))))
     with pytest.raises(NotFound):
         open_kept(ReadPorts(scoped(store), lambda: looking(Node(MemoryKV(), MemoryDataFiles()))))
+
+
+async def test_after_a_power_loss_the_journal_gives_what_was_fsynced(autojump_clock: trio.testing.MockClock) -> None:
+    store, node = new_store(), Node()
+    async with start(store, node, rng=random.Random(1)) as old:
+        await write(old, "kept", b"published")
+        await old.streamer.barrier()
+        old.streamer.only_when_asked = True
+        node_of = await old.filesystem.lookup(ROOT_INODE, b"kept")
+        handle = await old.filesystem.open(node_of.ino, os.O_WRONLY, ACTOR)
+        await old.filesystem.write(handle, 0, b"fsynced, but not published")
+        await old.filesystem.fsync(handle, datasync=False)
+        async with start(store, Node(), rng=random.Random(2)) as new:
+            await new.streamer.barrier()
+            kept = Node(MemoryKV(), node.data.power_loss(random.Random(7)), node.journal)
+    ports = ReadPorts(scoped(store), lambda: looking(kept))
+    await rebuild_kept(ports, kept.journal)
+    salvaged = open_kept(ports)
+    assert salvaged.concerned.whole == {b"kept"}
+    assert await bytes_of(salvaged, b"kept") == b"fsynced, but not published"
