@@ -81,6 +81,7 @@ def test_what_a_slow_link_could_not_take_is_said_and_kept(tmp_path: Path, s3_ser
             fleet.close()
 
 
+@pytest.mark.slow
 def test_umount_in_an_outage_fails_and_loses_nothing(tmp_path: Path, s3_server: S3Server) -> None:
     with link_to(s3_server.seaweed.endpoint) as link:
         store = s3_server.url.replace(s3_server.seaweed.endpoint, link.endpoint)

@@ -12,6 +12,8 @@ from tests.support.daemon import Fleet
 from tests.support.daemon import fleet as fleet
 from tests.support.load import Load, nearest, tree_of
 from tests.support.mounts import needs_fuse
+from tests.support.s3_server import S3Server
+from tests.support.s3_server import s3_server as s3_server
 
 pytestmark = needs_fuse
 
@@ -35,8 +37,23 @@ def check_a_moment(load: Load, root: Path, *, lost_at: float) -> int:
 
 @pytest.mark.promise("P-03")
 @pytest.mark.promise("P-04")
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))])
 def test_a_fresh_node_finds_a_prefix_of_the_acknowledged_steps(fleet: Fleet, seed: int) -> None:
+    lose_and_look(fleet, seed)
+
+
+@pytest.mark.promise("P-03")
+@pytest.mark.promise("P-04")
+def test_a_fresh_node_finds_a_prefix_on_s3_too(tmp_path: Path, s3_server: S3Server) -> None:
+    fleet = Fleet(tmp_path, s3_server.url, s3_server.environment)
+    try:
+        lose_and_look(fleet, 41)
+    finally:
+        fleet.close()
+
+
+def lose_and_look(fleet: Fleet, seed: int) -> None:
+    """Write, lose the node at a seeded moment, and take over on another one."""
     rng = random.Random(seed)
     node = fleet.node().start()
     load = Load(node.root, seed).start()

@@ -63,7 +63,7 @@ class TestPrograms:
     @pytest.mark.promise("P-11")
     def test_a_program_leaves_what_the_reference_says(self, tmp_path: Path) -> None:
         @seed(20)
-        @settings(max_examples=3, deadline=None, database=None, phases=[Phase.generate],
+        @settings(max_examples=2, deadline=None, database=None, phases=[Phase.generate],
                   suppress_health_check=list(HealthCheck))  # fmt: skip
         @given(programs(length_max=60, markers=True))
         def each(program: list[Call]) -> None:
