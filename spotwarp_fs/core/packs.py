@@ -15,6 +15,7 @@ need the index only to check or to repack: whoever wants a block has a FrameRef 
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,6 +75,14 @@ class PackBuilder:
         self._refs.append(ref)
         self._end += len(stored)
         return ref
+
+    def only(self, digests: Collection[bytes]) -> PackBuilder:
+        """Give the same pack with these frames only, as long as nobody was told the places of the others."""
+        chosen = PackBuilder(self.pack)
+        for ref, stored in zip(self._refs, self._parts[1:], strict=True):
+            if ref.digest in digests:
+                chosen.add(stored, ref.digest, ref.raw_bytes)
+        return chosen
 
     def finish(self) -> bytes:
         """Give the pack's bytes: the same each time, so that a retry sends the same body."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
 from spotwarp_fs.core import paths
+from spotwarp_fs.core.extents import valid_bytes
 from spotwarp_fs.core.ports import KVSnapshot, Work
 from spotwarp_fs.core.records import (
     ENTRY_TABLE,
@@ -24,12 +26,20 @@ from spotwarp_fs.core.records import (
 )
 from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
-from spotwarp_fs.core.types import BLOCK_BYTES, ManifestNumber
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ManifestNumber
 from spotwarp_fs.engine.session import Session
 from spotwarp_fs.engine.workspace import Workspace
 
 RATE_WINDOW_S = 30.0
 SAMPLE_PERIOD_S = 1.0
+RPO_SLACK_S = 5.0
+"""While the upload keeps up, no unpublished write is older than the interval and this (P-04)."""
+HISTORY_S = 1800.0
+"""How far back the counters are known."""
+BEST_RATE_S = 600.0
+"""What the link has taken within this time, it can take again: the base of the drain's estimate."""
+DIRTY_FILES_MAX = 10_000
+"""So many files are looked at for their dirty bytes; the rest counts like these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class Sample:
 
     at_s: float
     written: int
-    sealed: int
+    sent: int
 
 
 class Reporter:
@@ -49,25 +59,40 @@ class Reporter:
         self._name = workspace_name
         self._store_url = store_url
         self._read_only = read_only
-        self._samples: deque[Sample] = deque(maxlen=int(RATE_WINDOW_S / SAMPLE_PERIOD_S))
+        self._samples: deque[Sample] = deque(maxlen=int(HISTORY_S / SAMPLE_PERIOD_S))
+        self._sent_rates: deque[float] = deque(maxlen=int(BEST_RATE_S / SAMPLE_PERIOD_S))
         self._safe: tuple[ManifestNumber, tuple[str, int, ManifestNumber] | None] | None = None
 
     async def run(self) -> None:
         """Sample the counters."""
         while True:
             self._samples.append(self._sample())
+            self._sent_rates.append(self._rates(RATE_WINDOW_S)[1])
             await trio.sleep(SAMPLE_PERIOD_S)
 
     def _sample(self) -> Sample:
         session = self._session
         return Sample(trio.current_time(), session.workspace.bytes_written, session.packs.bytes_uploaded)
 
-    def _rates(self) -> tuple[float, float]:
+    def _rates(self, window_s: float) -> tuple[float, float]:
         """Bytes per second written by programs and sent to the store, over the window."""
         now = self._sample()
-        oldest = self._samples[0] if self._samples else now
+        back = min(len(self._samples), round(window_s / SAMPLE_PERIOD_S))
+        oldest = self._samples[-back] if back else now
         seconds = max(now.at_s - oldest.at_s, SAMPLE_PERIOD_S)
-        return (now.written - oldest.written) / seconds, (now.sealed - oldest.sealed) / seconds
+        return (now.written - oldest.written) / seconds, (now.sent - oldest.sent) / seconds
+
+    def _falling_behind(self) -> tuple[float, float] | None:
+        """The rates since the oldest unpublished write, if the link took less than was written; None if it keeps up.
+
+        In an outage nothing is too fast for the link.
+        """
+        session, rpo_s = self._session, self.rpo_s()
+        keeps_up = rpo_s <= session.workspace.intervals.longest_s + RPO_SLACK_S
+        if keeps_up or not session.health.reachable or session.workspace.fenced is not None:
+            return None
+        produced, sent = self._rates(max(rpo_s, RATE_WINDOW_S))
+        return (produced, sent) if produced > sent else None
 
     def rpo_s(self) -> float:
         """Age of the oldest acknowledged change that no manifest has."""
@@ -80,8 +105,9 @@ class Reporter:
         """Gather everything."""
         session, ws = self._session, self._session.workspace
         head = session.streamer.head.manifest
-        produced, sent = self._rates()
-        dirty = ws.dirty_blocks * BLOCK_BYTES
+        behind = self._falling_behind()
+        produced, sent = behind or self._rates(RATE_WINDOW_S)
+        dirty = dirty_bytes(ws)
         published_s = session.streamer.last_published_s
         now = trio.current_time()
         return Status(
@@ -96,11 +122,11 @@ class Reporter:
             rpo_seconds=self.rpo_s(),
             dirty_bytes=dirty,
             unpublished_bytes=dirty + session.sealer.bytes_unnamed,
-            drain_eta_seconds=dirty / sent if sent > 0 and dirty else (0.0 if not dirty else None),
+            drain_eta_seconds=self._drain_eta_s(dirty),
             newest_safe_checkpoint=await self._newest_safe(),
             produced_bytes_per_s=produced,
             sent_bytes_per_s=sent,
-            falling_behind=self.rpo_s() > 2 * ws.intervals.longest_s + 5 and produced > sent,
+            falling_behind=behind is not None,
             cache_used_bytes=session.budget.used_bytes,
             cache_budget_bytes=session.budget.limit_bytes,
             in_flight=tuple(
@@ -122,6 +148,11 @@ class Reporter:
             ),
         )
 
+    def _drain_eta_s(self, dirty: int) -> float | None:
+        """How long the link takes for what is dirty; None until it was seen to take anything."""
+        best = max(self._sent_rates, default=0.0)
+        return 0.0 if not dirty else dirty / best if best > 0 else None
+
     async def _newest_safe(self) -> SafeCheckpoint | None:
         """The newest complete checkpoint in the head, found again only when the head has moved."""
         session, ws = self._session, self._session.workspace
@@ -138,6 +169,22 @@ class Reporter:
             return None
         name, mtime_ns, number = self._safe[1]
         return SafeCheckpoint(name, max(0.0, (ws.wall.now_ns() - mtime_ns) / 1e9), number)
+
+
+def dirty_bytes(workspace: Workspace) -> int:
+    """Bytes written and not in the store; the last block of a file counts as far as the file goes."""
+    blocks = bytes_seen = files = 0
+    with workspace.kv.read() as view:
+        for ino, dirty in islice(workspace.dirty.items(), DIRTY_FILES_MAX):
+            value = view.get(inode_key(ino))
+            size = InodeRecord.decode(value).size if value is not None else 0
+            last = BlockIndex(max(size - 1, 0) // BLOCK_BYTES)
+            files += 1
+            blocks += len(dirty)
+            bytes_seen += len(dirty) * BLOCK_BYTES - (BLOCK_BYTES - valid_bytes(size, last) if last in dirty else 0)
+    if files < len(workspace.dirty):
+        bytes_seen += (workspace.dirty_blocks - blocks) * bytes_seen // blocks
+    return bytes_seen
 
 
 def newest_checkpoint(snapshot: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:

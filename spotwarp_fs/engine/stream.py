@@ -48,6 +48,9 @@ from spotwarp_fs.engine.workspace import Workspace
 ROWS_PER_STEP = 2_000
 QUIESCENT_GAP_S = 1.0
 """Cuts asked for by the end of something in flight come at most this often."""
+JUDGE_GAP_S = 0.25
+JUDGE_SHARE = 10
+"""Whether a cut now would be quiescent is asked at most every quarter of a second, and for a tenth of the time."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,7 @@ class Streamer:
         self._last_begun_s = -1e9
         self._last_took_s = 0.0
         self._due_by_clock_s: float | None = None
+        self._judge_again_s = -1e9
         self.cutting_since_s: float | None = None
         """Age of the oldest change in the cut that is being published (for the RPO)."""
         self.last_published_s: float | None = None
@@ -168,13 +172,25 @@ class Streamer:
             due = self._due_s()
             if due is not None and now >= due and not self._better_wait(now):
                 return
-            if ws.released.is_set():
+            if ws.released.is_set() and now >= self._judge_again_s:
                 ws.released = trio.Event()
                 if self._quiet_moment(now):
                     return
-            wake = min(due if due is not None and due > now else now + 1.0, now + 1.0)
-            with trio.move_on_at(wake):
+            await self._asked_or_released(min(due if due is not None and due > now else now + 1.0, now + 1.0))
+
+    async def _asked_or_released(self, deadline_s: float) -> None:
+        """Wait for a barrier, or for the end of something in flight: the gap between two saves may be short."""
+        with trio.move_on_at(deadline_s):
+            async with trio.open_nursery() as nursery:
+
+                async def released() -> None:
+                    await trio.sleep_until(self._judge_again_s)
+                    await self._ws.released.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(released)
                 await self._asked.wait()
+                nursery.cancel_scope.cancel()
 
     def _due_s(self) -> float | None:
         """When the interval of an unpublished change ends, or when an in-flight rule ends by the clock."""
@@ -190,7 +206,7 @@ class Streamer:
         oldest = self._ws.oldest_unpublished_s
         if oldest is not None and now - oldest >= self._ws.settings.atomic_max_age_s:
             return False
-        return not self._judge_live().quiescent
+        return now < self._judge_again_s or not self._judge_live().quiescent
 
     def _quiet_moment(self, now: float) -> bool:
         """The last thing in flight just ended: a cut now is worth most."""
@@ -200,13 +216,17 @@ class Streamer:
         return not head.quiescent and self._judge_live().quiescent
 
     def _judge_live(self) -> InFlight:
+        begun_s = trio.current_time()
         with self._ws.kv.read() as everything:
             view = published(everything)
             start, stop = table_range(NodeTable.CHANGELOG)
             changed = [key for _, key in view.scan(start, stop)]
             found = inflight.candidates(view, changed, self._ws.policies, self.head.manifest.in_flight)
             max_age_ns = int(self._ws.settings.atomic_max_age_s * 1e9)
-            return inflight.in_flight(view, self._ws.policies, self._ws.wall.now_ns(), found, max_age_ns)
+            judged = inflight.in_flight(view, self._ws.policies, self._ws.wall.now_ns(), found, max_age_ns)
+        took_s = trio.current_time() - begun_s
+        self._judge_again_s = begun_s + took_s + max(JUDGE_GAP_S, JUDGE_SHARE * took_s)
+        return judged
 
     async def _let_closes_arrive(self) -> None:
         """Wait a moment for files whose close is on its way: RELEASE comes late (C11)."""
@@ -220,14 +240,7 @@ class Streamer:
 
     def _closing_atomic(self) -> bool:
         with self._ws.kv.read() as everything:
-            view = published(everything)
-            places = inflight.Names(view, self._ws.policies)
-            for ino in inflight.closing(view, self._ws.wall.now_ns()):
-                for parent, name in places.of(ino):
-                    place = places.place(parent)
-                    if place is not None and (place.within or self._ws.policies.is_atomic(name)):
-                        return True
-        return False
+            return inflight.closing_atomic(published(everything), self._ws.policies, self._ws.wall.now_ns())
 
     def _put_bookkeeping(self, base: NewBase | None) -> None:
         """Give the state about to be cut the rows that it must have: one step with the cut."""
@@ -266,6 +279,7 @@ class Streamer:
             if change_set or (barrier and not self.head.manifest.barrier) or found.items != self._listed():
                 written = await self._write(change_set)
                 cut.check()
+                self._durability.cut_sent(cut.seq)
                 cut.sent = True
                 manifest = self._manifest(cut, written, found, counters, base)
                 head = await self._publisher.publish(manifest)
@@ -415,10 +429,13 @@ class Streamer:
                 self._sealer.flush()
 
     def _cold(self, before: float, count_max: int, *, unnamed: bool) -> list[tuple[Inode, BlockIndex]]:
-        """Dirty blocks to send; those of files without a name only for room: no manifest will have them (P-10)."""
+        """Dirty blocks to send, of the newest files first: with a link that is too slow the others may soon be gone.
+
+        Those of files without a name are sent only for room: no manifest will have them (P-10).
+        """
         found: list[tuple[Inode, BlockIndex]] = []
         with self._ws.kv.read() as view:
-            for ino, blocks in self._ws.dirty.items():
+            for ino, blocks in reversed(self._ws.dirty.items()):
                 if not unnamed and view.get(ino_key(NodeTable.ORPHANS, ino)) is not None:
                     continue
                 for block, written_s in blocks.items():
