@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 
 import trio
 
 from spotwarp_fs.core import paths
-from spotwarp_fs.core.extents import valid_bytes
 from spotwarp_fs.core.ports import KVSnapshot, Work
 from spotwarp_fs.core.records import (
     ENTRY_TABLE,
@@ -26,7 +24,8 @@ from spotwarp_fs.core.records import (
 )
 from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
-from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, ManifestNumber
+from spotwarp_fs.core.types import ManifestNumber
+from spotwarp_fs.engine.dirty import dirty_bytes
 from spotwarp_fs.engine.session import Session
 from spotwarp_fs.engine.workspace import Workspace
 
@@ -38,8 +37,6 @@ HISTORY_S = 1800.0
 """How far back the counters are known."""
 BEST_RATE_S = 600.0
 """What the link has taken within this time, it can take again: the base of the drain's estimate."""
-DIRTY_FILES_MAX = 10_000
-"""So many files are looked at for their dirty bytes; the rest counts like these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +166,6 @@ class Reporter:
             return None
         name, mtime_ns, number = self._safe[1]
         return SafeCheckpoint(name, max(0.0, (ws.wall.now_ns() - mtime_ns) / 1e9), number)
-
-
-def dirty_bytes(workspace: Workspace) -> int:
-    """Bytes written and not in the store; the last block of a file counts as far as the file goes."""
-    blocks = bytes_seen = files = 0
-    with workspace.kv.read() as view:
-        for ino, dirty in islice(workspace.dirty.items(), DIRTY_FILES_MAX):
-            value = view.get(inode_key(ino))
-            size = InodeRecord.decode(value).size if value is not None else 0
-            last = BlockIndex(max(size - 1, 0) // BLOCK_BYTES)
-            files += 1
-            blocks += len(dirty)
-            bytes_seen += len(dirty) * BLOCK_BYTES - (BLOCK_BYTES - valid_bytes(size, last) if last in dirty else 0)
-    if files < len(workspace.dirty):
-        bytes_seen += (workspace.dirty_blocks - blocks) * bytes_seen // blocks
-    return bytes_seen
 
 
 def newest_checkpoint(snapshot: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
 from spotwarp_fs.engine.claim import Claim, Claimed
 from spotwarp_fs.engine.collect import Collector, keep_books
+from spotwarp_fs.engine.dirty import dirty_bytes
 from spotwarp_fs.engine.durability import Durability
 from spotwarp_fs.engine.files import Files
 from spotwarp_fs.engine.filesystem import Filesystem
@@ -124,8 +125,9 @@ class Session:
             return self._set_aside(ws.fenced)
         if number is not None and ws.oldest_unpublished_s is None:
             return Drained(True, number)
-        reason = self.health.last_error or "the deadline came first"
-        left = ws.dirty_blocks << 20
+        late = "more was written meanwhile" if number is not None else "the deadline came first"
+        reason = self.health.last_error or late
+        left = dirty_bytes(ws) + self.sealer.bytes_unnamed
         return Drained(False, self.streamer.head.manifest.number, left, self._unpublished_changes(), reason)
 
     def _set_aside(self, fenced: Fenced) -> Drained:
@@ -248,6 +250,7 @@ async def _stream_until_fenced(session: Session) -> None:
             if session.claimed.pending is not None:
                 await session.claimed.pending()
                 session.claimed.pending = None
+                session.maps.use_base(session.streamer.head.manifest.base, None)
             await session.streamer.run()
         except Fenced as reason:
             await session.fence(reason)
