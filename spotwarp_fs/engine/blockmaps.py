@@ -84,9 +84,12 @@ class BlockMaps:
     async def _load(self, ino: Inode) -> None:
         start, stop = ino_range(BLOCK_TABLE, ino)
         records: list[tuple[bytes, bytes]] = []
-        if self._sections is None:
-            assert self._base is not None
-            self._sections = _block_sections(await self._metadata.root(self._base))
+        while self._sections is None:
+            base = self._base
+            assert base is not None
+            sections = _block_sections(await self._metadata.root(base))
+            if base == self._base:  # a newer one may have come meanwhile
+                self._sections = sections
         for section in self._sections:
             if section.last_key >= start and section.first_key < stop:
                 puts = await self._metadata.section_puts(section)

@@ -376,6 +376,7 @@ class Claim:
         with trio.move_on_after(self._ws.settings.restart_store_wait_s):
             try:
                 head = await self._own_head(local)
+                claimed.base = head.manifest.base
                 if claimed.base is not None:
                     claimed.root = await self.metadata.root(claimed.base)
                 await self._raise(publisher, head)

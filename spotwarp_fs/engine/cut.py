@@ -45,6 +45,7 @@ class Cut:
     sent: bool = False
     _aside: set[Inode] = field(default_factory=set)
     _kept: set[tuple[Inode, BlockIndex]] = field(default_factory=set)
+    _let_go: bool = False
 
     @classmethod
     def begin(cls, workspace: Workspace, *, begun_s: float, barrier: bool) -> Cut:
@@ -133,9 +134,15 @@ class Cut:
         if self.abandoned:
             raise Abandoned(self.abandoned)
 
+    def let_go(self) -> None:
+        """Close the snapshot; every change of the map since it was opened takes new pages until then."""
+        if not self._let_go:
+            self._let_go = True
+            self.snapshot.close()
+
     def end(self) -> None:
         """Let go of the snapshot and of everything kept; whoever still reads for it finds it abandoned."""
         self.abandoned = self.abandoned or "it has ended"
         self.frozen.clear()
-        self.snapshot.close()
+        self.let_go()
         self.workspace.data.drop_aside(self.token)

@@ -1,14 +1,16 @@
 """What a cut publishes: every change up to its seq, as the values of its snapshot.
 
-Invariant: a block that was dirty at the cut is exported with the frame that was sealed from its bytes at the cut,
-never with a later one; an inode without a name is exported as deleted (M-c), and one whose names are all scratch too,
-unless no state ever had it (C18).
+The snapshot is read in one go, before anything is uploaded; frames are filled in when the store has them. Invariant: a
+block that was dirty at the cut is exported with the frame that was sealed from its bytes at the cut, never with a later
+one; an inode without a name is exported as deleted (M-c), and one whose names are all scratch too, unless no state ever
+had it (C18).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from spotwarp_fs.core.changes import dropped_ranges
 from spotwarp_fs.core.changesets import ChangeSet
@@ -19,6 +21,7 @@ from spotwarp_fs.core.records import (
     TREE_TABLES,
     XATTR_TABLE,
     BlockState,
+    FrameRef,
     InodeRecord,
     NodeTable,
     changelog_key,
@@ -36,8 +39,23 @@ BY_INODE = frozenset({INODE_TABLE, XATTR_TABLE, BLOCK_TABLE})
 OF_TREE = frozenset(TREE_TABLES)
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The changes of a cut, without the frames of what was dirty at it."""
+
+    drops: dict[Inode, BlockIndex]
+    changes: dict[bytes, bytes | None]
+    dirty: list[bytes]
+    """Keys of `changes` whose frames are to come."""
+
+
 def export(cut: Cut, head_seq: ChangeSeq) -> ChangeSet:
-    """Make the change set of *cut* (CPU work; may run in a worker thread while the loop goes on).
+    """Make the change set of a sealed cut whose snapshot is still open."""
+    return complete(draft(cut, head_seq), cut.sealed)
+
+
+def draft(cut: Cut, head_seq: ChangeSeq) -> Draft:
+    """Read what *cut* changes out of its snapshot (CPU work; may run in a worker thread while the loop goes on).
 
     *head_seq* is the change seq of the head, which it will follow.
     """
@@ -45,9 +63,9 @@ def export(cut: Cut, head_seq: ChangeSeq) -> ChangeSet:
     unseen = _Unseen(cut.snapshot, head_seq)
     ranges = dropped_ranges(view.scan(*table_range(NodeTable.RANGES)), cut.seq)
     drops = {ino: first for ino, first in ranges.items() if not unseen[ino]}
-    holes = Counter(ino for (ino, _), frame in cut.sealed.items() if frame is None)
     nameless = _Nameless(view)
     changes: dict[bytes, bytes | None] = {}
+    dirty: list[bytes] = []
     for _, key in view.scan(NodeTable.CHANGELOG, changelog_key(ChangeSeq(cut.seq + 1))):
         table = key[:1]
         if table in OF_TREE and unseen[key_ino(key)]:
@@ -55,7 +73,7 @@ def export(cut: Cut, head_seq: ChangeSeq) -> ChangeSet:
         if table not in BY_INODE:
             changes[key] = view.get(key)
         elif not nameless[key_ino(key)]:
-            changes[key] = _value(cut, table, key, view.get(key), holes)
+            changes[key] = _frame_of(key, view.get(key), dirty) if table == BLOCK_TABLE else view.get(key)
         elif table == INODE_TABLE:
             drops[key_ino(key)] = BlockIndex(0)
             changes[key] = None
@@ -63,7 +81,25 @@ def export(cut: Cut, head_seq: ChangeSeq) -> ChangeSet:
             changes.update((xattr, None) for xattr, _ in cut.snapshot.scan(*ino_range(XATTR_TABLE, key_ino(key))))
         elif table == XATTR_TABLE:
             changes[key] = None
-    return ChangeSet.of(drops, changes)
+    return Draft(drops, changes, dirty)
+
+
+def complete(draft: Draft, sealed: Mapping[tuple[Inode, BlockIndex], FrameRef | None]) -> ChangeSet:
+    """Fill in the frames of the blocks that were dirty at the cut; None stands for a hole (CPU work)."""
+    changes = draft.changes
+    holes: Counter[Inode] = Counter()
+    for key in draft.dirty:
+        place = key_ino(key), key_block(key)
+        assert place in sealed, f"block {place} was dirty at the cut and is not sealed"
+        frame = sealed[place]
+        changes[key] = None if frame is None else frame.encode()
+        holes[place[0]] += frame is None
+    for ino, count in holes.items():
+        value = changes.get(inode_key(ino)) if count else None
+        if value is not None:
+            record = InodeRecord.decode(value)
+            changes[inode_key(ino)] = replace(record, allocated=record.allocated - count * BLOCK_BYTES).encode()
+    return ChangeSet.of(draft.drops, changes)
 
 
 class _Nameless(dict[Inode, bool]):
@@ -92,22 +128,12 @@ class _Unseen(dict[Inode, bool]):
         return self[ino]
 
 
-def _value(cut: Cut, table: bytes, key: bytes, value: bytes | None, holes: Counter[Inode]) -> bytes | None:
-    """The published value of a record of an inode that has a name."""
-    if table == BLOCK_TABLE:
-        return _frame_of(cut, key, value) if value else None
-    if table == INODE_TABLE and value is not None and key_ino(key) in holes:
-        record = InodeRecord.decode(value)
-        return replace(record, allocated=record.allocated - holes[key_ino(key)] * BLOCK_BYTES).encode()
-    return value
-
-
-def _frame_of(cut: Cut, key: bytes, value: bytes) -> bytes | None:
-    """The published value of a block: its frame, or None when it is a hole."""
-    state = BlockState.decode(value)
-    if state.frame is not None:
-        return state.frame.encode()
-    place = (key_ino(key), key_block(key))
-    assert place in cut.sealed, f"block {place} was dirty at the cut and is not sealed"
-    frame = cut.sealed[place]
-    return None if frame is None else frame.encode()
+def _frame_of(key: bytes, value: bytes | None, dirty: list[bytes]) -> bytes | None:
+    """The published value of a block: its frame, or None when it is a hole; one without a frame goes to *dirty*."""
+    if not value:
+        return None
+    frame = BlockState.decode(value).frame
+    if frame is None:
+        dirty.append(key)
+        return None
+    return frame.encode()

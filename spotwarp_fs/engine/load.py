@@ -105,8 +105,6 @@ async def load_state(
     with workspace.kv.write() as txn:
         txn.put(SEQ_KEY, encode_u64(manifest.change_seq))
         remember_head(txn, head)
-        if manifest.base is not None:
-            txn.put(BASE_KEY, manifest.base.encode())
     return LoadedState(head, base, ordered)
 
 
@@ -143,8 +141,12 @@ async def clear_map(workspace: Workspace) -> None:
 
 
 def remember_head(txn: KVWrite, head: Head) -> None:
-    """Note the manifest that the map stands on."""
+    """Note the manifest that the map stands on, and its base: no kill may come between the two."""
     txn.put(HEAD_KEY, encode(head.manifest))
+    if head.manifest.base is not None:
+        txn.put(BASE_KEY, head.manifest.base.encode())
+    else:
+        txn.delete(BASE_KEY)
 
 
 async def apply_state(workspace: Workspace, change_set: ChangeSet) -> None:

@@ -16,7 +16,7 @@ from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import ObjectStore, Work
 from spotwarp_fs.core.rebase import Reuse, Rewrite, Step, merge_section, plan_merge
-from spotwarp_fs.core.sections import MetadataWriter, Root, StreamWriter, Written
+from spotwarp_fs.core.sections import MetadataWriter, StreamWriter, Written
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.load import read_chain
@@ -101,7 +101,3 @@ class Rebaser:
             case Rewrite(section, puts, part):
                 old = list(puts) if section is None else await self._metadata.section_puts(section)
                 await self._ws.workers.run(Work.CPU, lambda: stream.extend(merge_section(old, part)))
-
-    async def read_root(self, base: NewBase) -> Root:
-        """Read a new base's root back, for the block maps that still lie in it."""
-        return await self._metadata.root(base.written.root)

@@ -251,6 +251,7 @@ async def _stream_until_fenced(session: Session) -> None:
                 await session.claimed.pending()
                 session.claimed.pending = None
                 session.maps.use_base(session.streamer.head.manifest.base, None)
+                session.maps.use_base(session.streamer.head.manifest.base, None)
             await session.streamer.run()
         except Fenced as reason:
             await session.fence(reason)

@@ -36,8 +36,8 @@ from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, ManifestNumber,
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.cut import Abandoned, Cut
 from spotwarp_fs.engine.durability import Durability
-from spotwarp_fs.engine.export import export
-from spotwarp_fs.engine.load import BASE_KEY, remember_head
+from spotwarp_fs.engine.export import complete, draft
+from spotwarp_fs.engine.load import remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.publish import Head, Publisher
 from spotwarp_fs.engine.rebase import NewBase, Rebaser
@@ -273,22 +273,25 @@ class Streamer:
         ws.cut = cut
         done = False
         try:
-            found = self._judge(cut)
+            found, notes = self._judge(cut), note_of(cut.snapshot)
+            drafted = await ws.workers.run(Work.CPU, draft, cut, self.head.manifest.change_seq)
+            # Before anything waits for the store: in an outage the map would grow with every request.
+            cut.let_go()
             await self._sealer.seal_cut(cut)
-            change_set = await ws.workers.run(Work.CPU, export, cut, self.head.manifest.change_seq)
+            change_set = await ws.workers.run(Work.CPU, complete, drafted, cut.sealed)
             if change_set or (barrier and not self.head.manifest.barrier) or found.items != self._listed():
                 written = await self._write(change_set)
                 cut.check()
                 self._durability.cut_sent(cut.seq)
                 cut.sent = True
-                manifest = self._manifest(cut, written, found, counters, base)
+                manifest = self._manifest(cut, written, found, counters, base, notes)
                 head = await self._publisher.publish(manifest)
                 if base is not None:
+                    # Block maps that are not loaded yet come from there from now on.
                     self._rebaser.ready = None
+                    self._maps.use_base(base.written.root, None)
                 await self._confirm(cut, head, change_set)
                 self._sealer.settled(acknowledged)
-                if base is not None:
-                    await self._use_base(base)
             else:
                 # Whatever changed is scratch: nothing that a later manifest would have to say.
                 await self._drop_rows(cut.seq)
@@ -336,6 +339,7 @@ class Streamer:
         found: InFlight,
         counters: tuple[int, int, int],
         base: NewBase | None,
+        notes: dict[str, list[str]],
     ) -> Manifest:
         before = self.head.manifest
         stored = (written.stored_bytes if written is not None else 0) - (base.changes_bytes if base is not None else 0)
@@ -358,15 +362,8 @@ class Streamer:
             files=files,
             directories=directories,
             logical_bytes=logical_bytes,
-            notes=note_of(cut.snapshot),
+            notes=notes,
         )
-
-    async def _use_base(self, base: NewBase) -> None:
-        """A manifest names the new base: block maps that are not loaded yet come from there from now on."""
-        root = await self._rebaser.read_root(base)
-        with self._ws.kv.write() as txn:
-            txn.put(BASE_KEY, base.written.root.encode())
-        self._maps.use_base(base.written.root, root)
 
     async def _confirm(self, cut: Cut, head: Head, change_set: ChangeSet) -> None:
         """The manifest is there: drop its change rows, and mark as published what still is as it says."""

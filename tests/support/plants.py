@@ -22,18 +22,18 @@ from spotwarp_fs.core.manifests import Manifest, decode
 from spotwarp_fs.core.packs import PackBuilder
 from spotwarp_fs.core.ports import Lane, Work
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, block_key, ino_range
+from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode, ManifestNumber
 from spotwarp_fs.engine import stream
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget
 from spotwarp_fs.engine.claim import Claim
-from spotwarp_fs.engine.cut import Cut
 from spotwarp_fs.engine.hydrate import Hydrator
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Publisher, read_manifest
 from spotwarp_fs.engine.seal import Job, Sealer
 from spotwarp_fs.engine.stream import Streamer
-from spotwarp_fs.engine.workspace import Generations, Workspace, block_state
+from spotwarp_fs.engine.workspace import Generations, block_state
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plant(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[...,
 _acknowledge = Sealer._acknowledge
 _truncate = Blocks.truncate
 _drop = Budget._drop
-_begin = Cut.begin
+_write_changes = Streamer._write
 _publish = Publisher.publish
 _upload = PackStore.upload
 
@@ -155,33 +155,14 @@ def fetched_block_written_unseen(
         txn.put(block_key(ino, block), BlockState(True, state.state, state.frame).encode())
 
 
-class _Live:
-    """What a cut would look at without a snapshot."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._kv = workspace.kv
-
-    def get(self, key: bytes) -> bytes | None:
-        with self._kv.read() as view:
-            return view.get(key)
-
-    def scan(self, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        with self._kv.read() as view:
-            return iter(list(view.scan(start, stop)))
-
-    def close(self) -> None:
-        pass
-
-
-def _begin_live(workspace: Workspace, *, begun_s: float, barrier: bool) -> Cut:
+@plant(Streamer, "_write")
+async def export_of_live_values(self: Streamer, change_set: ChangeSet) -> Any:
     """The values of the moment of export are published, not those of the cut (C5)."""
-    cut = _begin(workspace, begun_s=begun_s, barrier=barrier)
-    cut.snapshot.close()
-    cut.snapshot = _Live(workspace)
-    return cut
-
-
-PLANTS["export_of_live_values"] = Plant(str(_begin_live.__doc__), Cut, "begin", staticmethod(_begin_live))
+    with self._ws.kv.read() as everything:
+        view = published(everything)
+        live = ((key, value if key[:1] == BLOCK_TABLE else view.get(key)) for key, value in change_set.changes)
+        change_set = ChangeSet(change_set.drops, tuple(live))
+    return await _write_changes(self, change_set)
 
 
 @plant(Publisher, "publish")
@@ -243,15 +224,15 @@ def mark_before_bytes(self: Blocks, ino: Inode, offset: int, data: bytes, now_ns
 _write = Blocks.write
 
 
-@plant(stream, "export")
+@plant(stream, "complete")
 def deletions_left_out(*arguments: Any) -> ChangeSet:
     """A change set has values, not what went (H4)."""
 
-    found = _export(*arguments)
+    found = _complete(*arguments)
     return ChangeSet((), tuple((key, value) for key, value in found.changes if value is not None))
 
 
-_export: Callable[..., ChangeSet] = stream.__dict__["export"]
+_complete: Callable[..., ChangeSet] = stream.__dict__["complete"]
 
 
 @plant(Recorder, "drop_blocks")
