@@ -70,7 +70,7 @@ def test_H9_then_the_newest_that_fits() -> None:
         async with start(Uplink(store, LINK_BYTES_PER_S), Node(), settings=SETTINGS) as session:
             await create(session, b"first", FIRST)
             await trio.sleep(1 + FIRST_S / 2)
-            _, ino = await create(session, b"superseded", SECOND)
+            await create(session, b"superseded", SECOND)
             await session.filesystem.unlink(ROOT_INODE, b"superseded")
             await create(session, b"newest", NEW)
             drained = await session.drain(trio.current_time() + 3 * FIRST_S)
