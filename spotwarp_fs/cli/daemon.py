@@ -83,6 +83,7 @@ def engine_settings(settings: Settings, cache_bytes_max: int) -> EngineSettings:
         fsync_remote=settings.fsync == "remote",
         cache_bytes_max=cache_bytes_max,
         packs_in_flight_max=settings.upload_threads,
+        retain_recent_s=settings.retention.last,
         frames_in_memory_max=max(FRAMES_MIN, settings.memory_max // BYTES_PER_FRAME),
         hydrate_parallel_max=max(RUNS_MIN, min(settings.fetch_threads, settings.memory_max // BYTES_PER_RUN)),
         drain_s=settings.drain_timeout,

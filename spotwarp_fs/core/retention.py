@@ -95,12 +95,14 @@ def retained(
     named: Iterable[ManifestNumber] = (),
     pins: Mapping[ManifestNumber, float] | None = None,
     readers: Iterable[ManifestNumber] = (),
+    recent_s: float | None = None,
 ) -> dict[ManifestNumber, set[Reason]]:
     """Tell which states stay, and why.
 
-    *states* holds the head, everything younger than an hour, and everything that was retained before (more is fine);
-    *now_s* is server time; *pins* maps to the end of the pin; *readers* are the fresh pins of readers.
+    *states* holds the head, everything younger than *recent_s* (an hour), and everything that was retained before (more
+    is fine); *now_s* is server time; *pins* maps to the end of the pin; *readers* are the fresh pins of readers.
     """
+    recent_s = RECENT_S if recent_s is None else recent_s
     head = max(states, key=lambda state: state.number)
     quiescent = newest_quiescent(states)
     reasons: list[tuple[Reason, Iterable[ManifestNumber]]] = [
@@ -108,7 +110,7 @@ def retained(
         (Reason.QUIESCENT, (quiescent.number,) if quiescent is not None else ()),
         (Reason.SOURCE, _sources(head, states)),
         (Reason.SOURCE, _sources(quiescent, states) if quiescent is not None else ()),
-        (Reason.RECENT, (state.number for state in states if now_s - state.created_s <= RECENT_S)),
+        (Reason.RECENT, (state.number for state in states if now_s - state.created_s <= recent_s)),
         (Reason.NAMED, named),
         (Reason.PINNED, (number for number, until_s in (pins or {}).items() if now_s < until_s)),
         (Reason.READER, readers),

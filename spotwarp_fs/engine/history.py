@@ -86,7 +86,7 @@ class History:
             upto, first = first, max(1, first - FETCH_PARALLEL_MAX)
             found = await self.read(ManifestNumber(number) for number in range(first, upto))
             self._manifests |= {manifest.number: manifest for manifest in found}
-            old = self._publisher.server_now_s() - found[0].created_s > retention.RECENT_S
+            old = self._publisher.server_now_s() - found[0].created_s > self._ws.settings.retain_recent_s
             if old and first <= head.base_number:
                 break
         found = await self.read(number for number in rows if number < first)
@@ -100,6 +100,7 @@ class History:
             named=retention.names_in(view).values(),
             pins=retention.pins_in(view),
             readers=readers,
+            recent_s=self._ws.settings.retain_recent_s,
         )
         base_number = self._publisher.head.manifest.base_number
         for number in [n for n in self._manifests if n not in keep and n <= base_number]:

@@ -43,7 +43,25 @@ class EngineSettings:
     hydrate_parallel_max: int = 24
     hydrate_run_blocks: int = 8
     """Neighbouring frames of one pack are fetched in one ranged GET of up to so many blocks."""
-    readahead_blocks_max: int = 64
+    hydrate_gap_bytes: int = 128 << 10
+    """What lies between two frames is fetched along up to this size: cheaper than a request more."""
+    readahead_blocks_max: int = 128
+    whole_files_max: int = 4
+    """Files that are fetched whole at the same time because of the way they are read."""
+    warm_bytes_max: int = 64 << 30
+    """What a takeover fetches unasked, at most (0: nothing), unless `hydrate_all`."""
+    warm_cache_share: float = 0.8
+    """It stops when the cache is filled to this share of its budget."""
+    warm_file_bytes_max: int = 256 << 10
+    """Files up to this size count as small: they come together, many in one request."""
+    warm_small_files_max: int = 50_000
+    warm_small_bytes_max: int = 2 << 30
+    hydrate_all: bool = False
+    """After a takeover fetch everything that fits."""
+    trace_s: float = 300.0
+    """So long, from the first read of a session on, it is noted what is read."""
+    trace_files_max: int = 8192
+    trace_bytes_max: int = 64 << 30
     sections_cached: int = 8
 
     cache_bytes_max: int = 1 << 62
@@ -78,6 +96,8 @@ class EngineSettings:
     closes_wait_s: float = 1.0
     """A cut waits this long for atomic files that were flushed and are about to be released (C11)."""
 
+    retain_recent_s: float = 3600.0
+    """States younger than this stay readable, whatever else is collected."""
     drain_s: float = 120.0
     fence_grace_s: float = 2.0
     inode_batch: int = 1024

@@ -18,15 +18,15 @@ from spotwarp_fs.store.scoped import Scoped
 from tests.support.published import published
 from tests.support.world import ACTOR, FAST, WORKSPACE_ID
 
+RECENT_S = 120.0
+"""Stands for the hour in which every state stays, so that worlds need not simulate hours second by second."""
 SLOW_TASKS = replace(
     FAST, heartbeat_s=60.0, early_upload_period_s=5.0, cold_after_s=1.0, pack_linger_s=20.0, collect_first_s=1e12,
-    grace_s=30.0,
+    grace_s=30.0, retain_recent_s=RECENT_S,
 )  # fmt: skip
 """For worlds in which hours pass: nothing runs by itself but cuts."""
 QUIET = replace(SLOW_TASKS, interval_s=1e12)
 """Cuts at barriers only."""
-RECENT_S = 120.0
-"""Stands for the hour in which every state stays, so that worlds need not simulate hours second by second."""
 HOUR_S = RECENT_S + 10.0
 
 
