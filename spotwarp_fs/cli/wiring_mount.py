@@ -152,7 +152,9 @@ def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: P
     state_dir = client.state_directory()
     if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):
         _clean_away(record, state_dir)
-        return UmountReport(record.mountpoint, record.workspace, None, saved=True)
+        saved = (Path(record.cache_dir) / "state" / "released").exists()
+        left = () if saved else (f"the daemon had died; what it had not published is in {record.cache_dir}",)
+        return UmountReport(record.mountpoint, record.workspace, None, saved=saved, left=left)
     silence_s = max(client.SILENCE_MAX_S, timeout_s + 5.0)
     wish = {"timeout_s": timeout_s, "force": force}
     done = client.call(record, "drain", wish, on_progress=on_progress, silence_max_s=silence_s)
