@@ -10,6 +10,7 @@ bookkeeping (published), upper-case tables never leave the node.
     bookkeeping  s <name>                    snapshot name        -> manifest number 8
                  c <pack 12>                 condemned pack       -> manifest number 8, server time (s) 8
                  r <kind> ...                retention and pins   -> see core/retention.py
+                 t <kind>                    what a start read    -> see core/trace.py
     node only    see NodeTable
 
 All integers are big-endian. A published block is `FrameRef` (56 bytes); on the node one more byte in front keeps the
@@ -32,8 +33,9 @@ BLOCK_TABLE: Final = b"b"
 SNAPSHOT_TABLE: Final = b"s"
 CONDEMNED_TABLE: Final = b"c"
 RETENTION_TABLE: Final = b"r"
+TRACE_TABLE: Final = b"t"
 TREE_TABLES: Final = (BLOCK_TABLE, ENTRY_TABLE, INODE_TABLE, XATTR_TABLE)
-BOOKKEEPING_TABLES: Final = (CONDEMNED_TABLE, RETENTION_TABLE, SNAPSHOT_TABLE)
+BOOKKEEPING_TABLES: Final = (CONDEMNED_TABLE, RETENTION_TABLE, SNAPSHOT_TABLE, TRACE_TABLE)
 
 
 class NodeTable:

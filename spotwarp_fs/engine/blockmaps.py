@@ -8,6 +8,8 @@ changed, or made here.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import trio
 
 from spotwarp_fs.core.ports import KVWrite
@@ -93,7 +95,8 @@ class BlockMaps:
         for section in self._sections:
             if section.last_key >= start and section.first_key < stop:
                 puts = await self._metadata.section_puts(section)
-                records += [(key, value) for key, value in puts if start <= key < stop]
+                first = bisect_left(puts, (start,))
+                records += puts[first : bisect_left(puts, (stop,), first)]
         if self.needs_loading(ino):
             with self._ws.kv.write() as txn:
                 install(txn, ino, records)

@@ -62,6 +62,12 @@ class Budget:
         """How many blocks may come in unasked: half of what is free, for writes and demand need room too."""
         return max(0, self.limit_bytes - self.used_bytes) // BLOCK_BYTES // 2
 
+    def room_unasked(self) -> int:
+        """How many bytes background fetches may still bring: they end well below where eviction begins."""
+        settings = self._ws.settings
+        low = int(self.limit_bytes * settings.evict_low_share) - 16 * BLOCK_BYTES
+        return max(0, min(int(self.limit_bytes * settings.warm_cache_share), low) - self.used_bytes)
+
     def figures(self) -> tuple[int, int]:
         """Total and free bytes for `statfs`."""
         limit = max(self.limit_bytes, self.used_bytes)

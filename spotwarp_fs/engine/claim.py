@@ -75,6 +75,8 @@ class Claimed:
     resumed_from: Manifest | None
     """The head that was found; None for a new workspace."""
     left_out: tuple[str, ...] = ()
+    taken_over: bool = False
+    """The cache was empty: all bytes are in the store only."""
     pending: Callable[[], Awaitable[None]] | None = None
     """The takeover still to be published: the store did not answer in time, and the cache serves its own state."""
 
@@ -247,7 +249,7 @@ class Claim:
             taken = await self._taken(takeover, won, head)
             won = await publisher.publish(await self._successor_with(won, epoch, taken))
         await takeover.adopt(taken, won)
-        return Claimed(publisher, won.manifest.base, takeover.base, False, head.manifest, left_out=taken.lines)
+        return Claimed(publisher, won.manifest.base, takeover.base, False, head.manifest, taken.lines, taken_over=True)
 
     async def _load(self, takeover: Takeover, head: Head, expected: WriterEpoch) -> Head:
         """Load the head; a collector may be faster than we are, but not under an unchanged head (H6)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from spotwarp_fs.core import inflight, namespace, paths
@@ -17,7 +18,7 @@ from spotwarp_fs.core.inflight import Mark
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key, inode_key
 from spotwarp_fs.core.requests import Actor, Handle, Node
-from spotwarp_fs.core.types import Inode
+from spotwarp_fs.core.types import BlockIndex, Inode
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks, ReadPlan, cut_piece
 from spotwarp_fs.engine.budget import Budget
@@ -58,6 +59,7 @@ class Files:
         self._hydrator = hydrator
         self._budget = budget
         hydrator.spare_blocks = budget.spare_blocks
+        hydrator.room_unasked = budget.room_unasked
         self._durability = durability
         self._relatime = relatime
         self._files: dict[Handle, OpenFile] = {}
@@ -65,7 +67,10 @@ class Files:
         self._holders: Counter[Inode] = Counter()
         """Handles and lookups that keep an inode alive."""
         self._writers: Counter[Inode] = Counter()
+        self._unreaped: set[Inode] = set()
         self._marks: dict[Inode, Mark] = {}
+        self.on_read: Callable[[Inode, BlockIndex, BlockIndex], None] | None = None
+        """Told of every read, as long as somebody wants to know."""
 
     def new_handle(self) -> Handle:
         """Give a handle number that was never used."""
@@ -96,7 +101,7 @@ class Files:
     def lost_name(self, node: Node) -> None:
         """A name of *node* went; without a holder its inode goes too, once it was the last."""
         if node.record.nlink == 0 and node.ino not in self._holders:
-            self.reap(node.ino)
+            self._reap_if_possible(node.ino)
 
     def _reap_if_unnamed(self, ino: Inode) -> None:
         if self._ws.fenced is not None:
@@ -104,17 +109,28 @@ class Files:
         with self._ws.kv.read() as view:
             unnamed = view.get(ino_key(NodeTable.ORPHANS, ino)) is not None
         if unnamed:
-            self.reap(ino)
+            self._reap_if_possible(ino)
+
+    def _reap_if_possible(self, ino: Inode) -> None:
+        """The name is gone already, so that a full disk is no answer: what cannot be reaped now is tried again."""
+        for each in (ino, *self._unreaped):
+            try:
+                self.reap(each)
+            except OSError as error:
+                self._unreaped.add(each)
+                self._ws.report(f"inode {each:#x}, which has no name, cannot be removed yet: {error}")
+                return
+            self._unreaped.discard(each)
 
     def reap(self, ino: Inode) -> None:
         """Forget an inode without a name: records, blocks, data file."""
         with self._ws.change() as recorder:
             self._blocks.drop_all(recorder, ino)
             namespace.reap(recorder, ino)
-        self._blocks.remove_data(ino)
-        self._durability.note_end(ino, 0)
         self._marks.pop(ino, None)
         self._maps.forget(ino)
+        self._durability.note_end(ino, 0)
+        self._blocks.removed(ino)
 
     def remove_data(self, ino: Inode) -> None:
         """Delete what an inode that is gone has left."""
@@ -173,6 +189,7 @@ class Files:
         """Read what there is of `[offset, offset + size)`, fetching blocks that are only in the store."""
         ino = self._file(handle).ino
         ws = self._ws
+        noted = False
         while True:
             with ws.kv.read() as view:
                 record = paths.inode(view, ino)
@@ -181,14 +198,13 @@ class Files:
                     return b""
                 extent = Extent(offset, stop)
                 plan = self._blocks.plan_read(view, ino, extent)
+            if not noted:
+                noted = True
+                self._note_read(ino, plan)
             if plan.missing:
-                if not await self._budget.room_for_blocks(len(plan.missing)):
-                    through = await self._read_through(ino, plan)
-                    if through is not None:
-                        return through
-                    continue
-                self._hydrator.note_read(ino, plan.blocks[0], plan.blocks[-1])
-                await self._hydrator.demand(ino, plan.missing)
+                through = await self._bring(ino, plan)
+                if through is not None:
+                    return through
                 continue
             if self._relatime:
                 self._touch_atime(ino)
@@ -201,6 +217,19 @@ class Files:
                 found = await ws.workers.run(Work.DISK, self._blocks.read_pieces, ino, plan)
             if generations == [ws.generations.of(ino, block) for block in plan.blocks]:
                 return found
+
+    def _note_read(self, ino: Inode, plan: ReadPlan) -> None:
+        first, last = plan.pieces[0][0], plan.pieces[-1][0]
+        self._hydrator.note_read(ino, first, last)
+        if self.on_read is not None:
+            self.on_read(ino, first, last)
+
+    async def _bring(self, ino: Inode, plan: ReadPlan) -> bytes | None:
+        """Fetch what a read lacks; where there is no room for it, give the bytes read."""
+        if not await self._budget.room_for_blocks(len(plan.missing)):
+            return await self._read_through(ino, plan)
+        await self._hydrator.demand(ino, plan.missing)
+        return None
 
     async def _read_through(self, ino: Inode, plan: ReadPlan) -> bytes | None:
         """Serve a read from memory: the cache has no room, and a read must not wait for writers' uploads (H18).
@@ -293,11 +322,14 @@ class Files:
         key = ino_key(NodeTable.IN_FLIGHT, ino)
         with self._ws.kv.write() as txn:
             if mark is None:
-                self._marks.pop(ino, None)
                 txn.delete(key)
             else:
-                self._marks[ino] = mark
                 txn.put(key, mark.encode())
+        # After the commit: a mark that is only here would not be set again, and a kill would certify half a file.
+        if mark is None:
+            self._marks.pop(ino, None)
+        else:
+            self._marks[ino] = mark
 
     async def flush(self, handle: Handle, *, dying: bool = False) -> None:
         """A descriptor was closed; a failed fsync of the file is reported here too."""

@@ -7,39 +7,71 @@ the bytes.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import trio
 
+from spotwarp_fs.core import paths
 from spotwarp_fs.core.errors import Corrupt, Denied, NotFound, Refused, Unavailable
 from spotwarp_fs.core.ports import KVRead, Lane
-from spotwarp_fs.core.records import BlockState, FrameRef, NodeTable, block_key
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, NodeTable, block_key, ino_range, key_block
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.streams import Streams
+from spotwarp_fs.engine.turns import Turn, Turns
 from spotwarp_fs.engine.workspace import Workspace, block_state
 
 EIO = 5
-RECENT_READS_MAX = 1024
 LOOK_UP_S = 0.25
 """How soon a wait notices that it must end."""
+INSTALLS_PER_STEP = 16
+
+Place = tuple[Inode, BlockIndex]
+
+
+class Item(NamedTuple):
+    """A block to be fetched, as it was when its fetch was asked for."""
+
+    ino: Inode
+    block: BlockIndex
+    frame: FrameRef
+    generation: Generation
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A block on its way."""
+
+    item: Item
+    turn: Turn
+    wanted: bool
+    """Somebody waits for it."""
+    done: trio.Event = field(default_factory=trio.Event)
 
 
 class Hydrator:
     """Fetches blocks: one fetch per block however many wait for it."""
 
     def __init__(self, workspace: Workspace, packs: PackStore, health: StoreHealth, nursery: trio.Nursery) -> None:
+        settings = workspace.settings
         self._ws = workspace
         self._packs = packs
         self._health = health
         self._nursery = nursery
-        self._fetching: dict[tuple[Inode, BlockIndex], trio.Event] = {}
-        self._failed: dict[tuple[Inode, BlockIndex], str] = {}
-        self._slots = trio.Semaphore(workspace.settings.hydrate_parallel_max)
-        self._streams: OrderedDict[Inode, tuple[BlockIndex, int]] = OrderedDict()
-        self.spare_blocks: Callable[[], int] = lambda: workspace.settings.readahead_blocks_max
+        self._fetching: dict[Place, Fetch] = {}
+        self._failed: dict[Place, str] = {}
+        self._turns = Turns(settings.hydrate_parallel_max)
+        self._streams = Streams(settings.readahead_blocks_max, settings.hydrate_run_blocks)
+        self._whole: set[Inode] = set()
+        self.bytes_coming = 0
+        """Bytes of blocks on their way: they will need room."""
+        self.spare_blocks: Callable[[], int] = lambda: settings.readahead_blocks_max
         """How much may be fetched ahead of demand without outgrowing the cache's budget."""
+        self.room_unasked: Callable[[], int] = lambda: 0
+        """How many bytes may come in background: what eviction would never have to take back."""
 
     async def demand(self, ino: Inode, blocks: Iterable[BlockIndex], *, for_write: bool = False) -> None:
         """Return when every block of *blocks* has local bytes (or no frame any more).
@@ -58,10 +90,10 @@ class Hydrator:
                 reason = self._failed.pop((ino, block), None)
                 if reason is not None:
                     raise Refused(EIO, reason)
-            events = self._start(ino, missing, Lane.DEMAND)
+            fetches = self._start([(ino, block) for block in missing], Lane.DEMAND)
             with trio.move_on_at(min(deadline, trio.current_time() + LOOK_UP_S)):
-                for event in events:
-                    await event.wait()
+                for fetch in fetches:
+                    await fetch.done.wait()
             if for_write:
                 self._ws.check_writable()
             if self._ws.stopping or trio.current_time() >= deadline:
@@ -81,78 +113,150 @@ class Hydrator:
         for block, frame in frames.items():
             try:
                 wait_s = self._ws.settings.read_wait_max_s
-                async with self._slots:
+                turn = self._turns.line_up(Lane.DEMAND)
+                try:
+                    await turn.admitted.wait()
                     found[block] = await self._packs.fetch_patiently(frame, lane=Lane.DEMAND, wait_s=wait_s)
+                finally:
+                    self._turns.leave(turn)
             except (Corrupt, Unavailable, Denied) as error:
                 raise Refused(EIO, f"inode {ino:#x}, block {block}: {error}") from error
         return found
 
-    def note_read(self, ino: Inode, block: BlockIndex, last: BlockIndex) -> None:
-        """Follow a stream: a file that is read in order is fetched ahead, further each time (per inode, not handle)."""
-        expected, window = self._streams.pop(ino, (BlockIndex(-1), 0))
-        if block == expected or block + 1 == expected:
-            window = min(max(4, window * 2), self._ws.settings.readahead_blocks_max)
-        elif block == 0:
-            window = 4
-        else:
-            window = 0
-        self._streams[ino] = (BlockIndex(last + 1), window)
-        if len(self._streams) > RECENT_READS_MAX:
-            self._streams.popitem(last=False)
-        if window:
-            self.prefetch(ino, [BlockIndex(b) for b in range(last + 1, last + 1 + window)])
+    def note_read(self, ino: Inode, first: BlockIndex, last: BlockIndex) -> None:
+        """Follow how a file is read, and fetch ahead of it: further each time, or all of it."""
+        advice = self._streams.note(ino, first, last)
+        if advice.ahead and not self.prefetch(ino, [BlockIndex(block) for block in advice.ahead]):
+            self._streams.declined(ino, advice.ahead)
+        if advice.whole and len(self._whole) < self._ws.settings.whole_files_max and self._is_atomic(ino):
+            self._whole.add(ino)
+            self._nursery.start_soon(self._fetch_whole, ino)
 
-    def prefetch(self, ino: Inode, blocks: list[BlockIndex]) -> None:
-        """Start fetching what is missing, if nothing more urgent has all the room; failures are forgotten."""
-        if len(self._fetching) > self._ws.settings.readahead_blocks_max * 2 or not self._health.reachable:
-            return
+    def _is_atomic(self, ino: Inode) -> bool:
         with self._ws.kv.read() as view:
-            missing = [block for block in blocks if _absent(view, ino, block)]
-        missing = missing[: max(0, self.spare_blocks() - len(self._fetching))]
-        if missing:
-            self._start(ino, missing, Lane.BULK)
+            place = next(paths.each_name(view, ino), None)
+        return place is not None and ino not in self._whole and self._ws.policies.is_atomic(place[1])
 
-    def _start(self, ino: Inode, missing: list[BlockIndex], lane: Lane) -> list[trio.Event]:
+    async def _fetch_whole(self, ino: Inode) -> None:
+        try:
+            with self._ws.kv.read() as view:
+                rows = view.scan(*ino_range(BLOCK_TABLE, ino))
+                blocks = [(ino, key_block(key)) for key, value in rows if value and not BlockState.decode(value).local]
+            await self.background(blocks, lambda count: count <= self.room_unasked() - self.bytes_coming)
+        finally:
+            self._whole.discard(ino)
+
+    def prefetch(self, ino: Inode, blocks: list[BlockIndex]) -> bool:
+        """Start fetching what is missing; False when there is no room, or no store. Failures are forgotten."""
+        if not self._health.reachable or self._ws.stopping:
+            return False
+        with self._ws.kv.read() as view:
+            missing = [(ino, block) for block in blocks if _absent(view, ino, block)]
+        room = self.spare_blocks() - self.bytes_coming // BLOCK_BYTES
+        if missing[: max(0, room)]:
+            self._start(missing[:room], Lane.BULK)
+        return len(missing) <= room or not missing
+
+    async def background(self, places: Sequence[Place], may_take: Callable[[int], bool]) -> list[Fetch]:
+        """Start fetching what is missing of *places*, neighbours in a pack together, whosever blocks they are.
+
+        Waits while the store is away and whenever the background has no turn; ends early as soon as *may_take* refuses
+        the bytes of a request, and when nothing may be fetched any more. Returns what it began.
+        """
+        items = sorted(self._missing(places), key=lambda item: (item.frame.pack, item.frame.offset))
+        begun: list[Fetch] = []
+        for run in grouped(items, self._run_bytes, self._ws.settings.hydrate_gap_bytes):
+            while not self._health.reachable and not self._over:
+                await trio.sleep(self._ws.settings.outage_probe_s)
+            if self._over or not may_take(sum(item.frame.raw_bytes for item in run)):
+                break
+            fetches = self._start([(item.ino, item.block) for item in run], Lane.BULK)
+            begun += fetches
+            for fetch in fetches:
+                await fetch.turn.admitted.wait()
+            await trio.lowlevel.checkpoint()
+        return begun
+
+    @property
+    def _over(self) -> bool:
+        return self._ws.stopping or self._ws.fenced is not None
+
+    @property
+    def _run_bytes(self) -> int:
+        return self._ws.settings.hydrate_run_blocks * BLOCK_BYTES
+
+    def _missing(self, places: Iterable[Place]) -> list[Item]:
+        """What of *places* has no local bytes and is not on its way."""
+        items = []
+        with self._ws.kv.read() as view:
+            for ino, block in places:
+                state = block_state(view, ino, block)
+                if state is None or state.local or state.frame is None or (ino, block) in self._fetching:
+                    continue
+                items.append(Item(ino, block, state.frame, self._ws.generations.of(ino, block)))
+        return items
+
+    def _start(self, places: Sequence[Place], lane: Lane) -> list[Fetch]:
         """Fetch what nobody is fetching yet, neighbours together; returns what to wait for."""
-        fresh: list[tuple[BlockIndex, FrameRef, Generation]] = []
-        events = []
-        with self._ws.kv.read() as view:
-            for block in missing:
-                event = self._fetching.get((ino, block))
-                if event is None:
-                    state = block_state(view, ino, block)
-                    if state is None or state.local or state.frame is None:
-                        continue
-                    event = self._fetching[(ino, block)] = trio.Event()
-                    fresh.append((block, state.frame, self._ws.generations.of(ino, block)))
-                events.append(event)
-        for run in _runs(fresh, self._ws.settings.hydrate_run_blocks):
-            self._nursery.start_soon(self._fetch, ino, run, lane)
-        return events
+        demanded = lane is Lane.DEMAND
+        for run in grouped(self._missing(places), self._run_bytes, self._ws.settings.hydrate_gap_bytes):
+            turn = self._turns.line_up(lane)
+            fetches = [Fetch(item, turn, demanded) for item in run]
+            for fetch in fetches:
+                self._fetching[fetch.item[:2]] = fetch
+                self.bytes_coming += fetch.item.frame.raw_bytes
+            self._nursery.start_soon(self._fetch, fetches, turn)
+        found = [fetch for fetch in map(self._fetching.get, places) if fetch is not None]
+        if demanded:
+            for fetch in found:
+                fetch.wanted = True
+                self._turns.promote(fetch.turn)
+        return found
 
-    async def _fetch(self, ino: Inode, run: list[tuple[BlockIndex, FrameRef, Generation]], lane: Lane) -> None:
+    async def _fetch(self, fetches: list[Fetch], turn: Turn) -> None:
         """Fetch one run of neighbouring frames and install each block."""
         try:
-            async with self._slots:
-                contents = await self._packs.fetch_run([frame for _, frame, _ in run], lane=lane)
-            for (block, frame, generation), raw in zip(run, contents, strict=True):
-                self._install(ino, block, frame, generation, raw)
+            await self._bring(fetches, turn)
+        finally:
+            for fetch in fetches:
+                self._done(fetch)
+
+    def _done(self, fetch: Fetch) -> None:
+        if self._fetching.get(fetch.item[:2]) is fetch:
+            del self._fetching[fetch.item[:2]]
+            self.bytes_coming -= fetch.item.frame.raw_bytes
+            fetch.done.set()
+
+    async def _bring(self, fetches: list[Fetch], turn: Turn) -> None:
+        try:
+            try:
+                await turn.admitted.wait()
+                contents = await self._packs.fetch_run([fetch.item.frame for fetch in fetches], lane=turn.lane)
+            finally:
+                self._turns.leave(turn)
+            for at, (fetch, raw) in enumerate(zip(fetches, contents, strict=True)):
+                self._install(*fetch.item, raw)
+                self._done(fetch)
+                if at % INSTALLS_PER_STEP == INSTALLS_PER_STEP - 1:
+                    await trio.lowlevel.checkpoint()
         except (Unavailable, Denied) as error:
             await self._health.failed(error)
-        except (Corrupt, NotFound) as error:
-            if len(run) == 1:
-                self._condemn(ino, run, error)
-            else:  # one bad frame must not take its neighbours along
-                for item in run:
-                    await self._fetch(ino, [item], lane)
+        except NotFound as error:
+            self._condemn(fetches, error)
+        except Corrupt as error:
+            if len(fetches) == 1:
+                self._condemn(fetches, error)
+                return
+            half = len(fetches) // 2
+            for part in (fetches[:half], fetches[half:]):  # one bad frame must not take its neighbours along
+                lane = Lane.DEMAND if any(fetch.wanted for fetch in part) else Lane.BULK
+                again = self._turns.line_up(lane)
+                for fetch in part:
+                    fetch.turn = again
+                await self._bring(part, again)
         except OSError as error:
-            self._ws.report(f"the cache cannot take blocks of inode {ino:#x}: {error}")
+            self._ws.report(f"the cache cannot take blocks of inode {fetches[0].item.ino:#x}: {error}")
             await trio.sleep(self._ws.settings.retry_first_s)
-        finally:
-            for block, _, _ in run:
-                event = self._fetching.pop((ino, block), None)
-                if event is not None:
-                    event.set()
 
     def _install(self, ino: Inode, block: BlockIndex, frame: FrameRef, generation: Generation, raw: bytes) -> None:
         """Write a fetched block, unless anything about it changed while it was on its way. One step."""
@@ -169,14 +273,16 @@ class Hydrator:
             txn.put(block_key(ino, block), state.with_local_bytes().encode())
         ws.use.note(ino)
 
-    def _condemn(self, ino: Inode, run: list[tuple[BlockIndex, FrameRef, Generation]], error: Exception) -> None:
+    def _condemn(self, fetches: list[Fetch], error: Exception) -> None:
         """Damage: the frames leave the dedup index at once (H11), and whoever waits gets EIO, never zeros."""
         with self._ws.kv.write() as txn:
-            for _, frame, _ in run:
-                txn.delete(NodeTable.DEDUP + frame.digest)
-        for block, _, _ in run:
-            self._failed[(ino, block)] = str(error)
-        self._ws.report(f"inode {ino:#x}, blocks {[block for block, _, _ in run][:4]}: {error}")
+            for fetch in fetches:
+                txn.delete(NodeTable.DEDUP + fetch.item.frame.digest)
+        for fetch in fetches:
+            if fetch.wanted:
+                self._failed[fetch.item[:2]] = str(error)
+        named = [f"{fetch.item.ino:#x}:{fetch.item.block}" for fetch in fetches[:4]]
+        self._ws.report(f"blocks {', '.join(named)}: {error}")
 
 
 def _absent(view: KVRead, ino: Inode, block: BlockIndex) -> bool:
@@ -184,17 +290,27 @@ def _absent(view: KVRead, ino: Inode, block: BlockIndex) -> bool:
     return state is not None and not state.local
 
 
-def _runs(
-    fresh: list[tuple[BlockIndex, FrameRef, Generation]], blocks_max: int
-) -> list[list[tuple[BlockIndex, FrameRef, Generation]]]:
-    """Group frames that lie one after the other in one pack, so that one ranged GET brings several."""
-    runs: list[list[tuple[BlockIndex, FrameRef, Generation]]] = []
-    for item in fresh:
-        frame = item[1]
-        if runs and len(runs[-1]) < blocks_max:
-            before = runs[-1][-1][1]
-            if before.pack == frame.pack and before.offset + before.stored_bytes == frame.offset:
-                runs[-1].append(item)
-                continue
-        runs.append([item])
+def grouped(items: Iterable[Item], bytes_max: int, gap_max: int) -> list[list[Item]]:
+    """Group frames that lie near each other in one pack, in order, so that one ranged GET brings several.
+
+    Neither what a request brings nor what it decodes to exceeds *bytes_max*, unless a single frame does. A gap of up to
+    *gap_max* is fetched along: a request costs more than that.
+    """
+    runs: list[list[Item]] = []
+    start = stop = raw_bytes = 0
+    for item in items:
+        frame = item.frame
+        end = frame.offset + frame.stored_bytes
+        near = (
+            bool(runs)
+            and runs[-1][-1].frame.pack == frame.pack
+            and (0 <= frame.offset - stop <= gap_max or runs[-1][-1].frame == frame)
+        )
+        if near and end - start <= bytes_max and raw_bytes + frame.raw_bytes <= bytes_max:
+            runs[-1].append(item)
+        else:
+            runs.append([item])
+            start, raw_bytes = frame.offset, 0
+        stop = end
+        raw_bytes += frame.raw_bytes
     return runs
