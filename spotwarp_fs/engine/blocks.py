@@ -137,6 +137,9 @@ class Blocks:
         if early:
             with ws.change() as recorder:
                 self._mark(recorder, ino, early)
+            # Before anything that may fail: a block that is dirty in the map only would end all publishing.
+            for block in early:
+                ws.mark_dirty(ino, block)
         for block in [block for block, state in states.items() if state is None]:
             ws.data.clear(ino, block * BLOCK_BYTES, BLOCK_BYTES)
         ws.data.pwrite(ino, offset, data)
@@ -165,28 +168,39 @@ class Blocks:
             ws.generations.raise_for_all(ino, BlockIndex(size // BLOCK_BYTES))
         else:
             ws.data.truncate(ino, record.size)
+        dropped: list[BlockIndex] = []
+        changed = False
         with ws.change() as recorder:
             if shrinks:
                 dropped = self._drop(recorder, ino, first)
-                record = replace(record, allocated=record.allocated - dropped if size else 0)
-                self._mark_cut_block(recorder, ino, size)
+                record = replace(record, allocated=record.allocated - len(dropped) * BLOCK_BYTES if size else 0)
+                changed = self._mark_cut_block(recorder, ino, size)
             if size == 0:
                 # In the same transaction: what the base says of this inode no longer counts.
                 recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
             record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), record.encode())
+        for block in dropped:
+            ws.unmark_dirty(ino, block)
+        if changed:
+            ws.mark_dirty(ino, BlockIndex(size // BLOCK_BYTES))
         # After the commit: a start deletes spools, so until then the only copy stays where the map says it is.
         if not shrinks or self.may_destroy(ino, BlockIndex(size // BLOCK_BYTES)):
             self.finish(ino)
         return record
 
     def drop_all(self, recorder: Recorder, ino: Inode) -> None:
-        """Forget every block of an inode that is being reaped; `remove_data` follows after the commit."""
+        """Forget every block of an inode that is being reaped; `removed` follows after the commit."""
         self._ws.generations.raise_for_all(ino, BlockIndex(0))
         self._drop(recorder, ino, BlockIndex(0))
         recorder.delete_local(ino_key(NodeTable.UNLOADED, ino))
         recorder.delete_local(ino_key(NodeTable.IN_FLIGHT, ino))
         recorder.delete_local(ino_key(NodeTable.SCRATCH, ino))
+
+    def removed(self, ino: Inode) -> None:
+        """An inode is gone: nothing of it is dirty, and its data file goes."""
+        self._ws.forget_dirty(ino)
+        self.remove_data(ino)
 
     def remove_data(self, ino: Inode) -> None:
         """Delete the data file of an inode that is gone, as soon as the fsync journal says so too."""
@@ -207,25 +221,21 @@ class Blocks:
             ws.data.truncate(ino, size)
         ws.use.note(ino)
 
-    def _drop(self, recorder: Recorder, ino: Inode, first: BlockIndex) -> int:
-        """Drop block records from *first* on; returns the bytes that they held."""
+    def _drop(self, recorder: Recorder, ino: Inode, first: BlockIndex) -> list[BlockIndex]:
+        """Drop block records from *first* on; returns the blocks that were there."""
         _, stop = ino_range(BLOCK_TABLE, ino)
-        dropped = 0
-        for key, value in list(recorder.scan(block_key(ino, first), stop)):
-            if value:
-                dropped += BLOCK_BYTES
-            self._ws.unmark_dirty(ino, key_block(key))
+        dropped = [key_block(key) for key, value in recorder.scan(block_key(ino, first), stop) if value]
         recorder.drop_blocks(ino, first)
         return dropped
 
-    def _mark_cut_block(self, recorder: Recorder, ino: Inode, size: int) -> None:
-        """The block that *size* cuts in two changes: its frame no longer holds its content."""
+    def _mark_cut_block(self, recorder: Recorder, ino: Inode, size: int) -> bool:
+        """The block that *size* cuts in two changes: its frame no longer holds its content. False if there is none."""
         block = BlockIndex(size // BLOCK_BYTES)
         state = block_state(recorder, ino, block) if size % BLOCK_BYTES else None
         if state is None or not state.local:
-            return
+            return False
         self._mark(recorder, ino, [block])
-        self._ws.mark_dirty(ino, block)
+        return True
 
     def _mark(self, recorder: Recorder, ino: Inode, blocks: Iterable[BlockIndex]) -> None:
         dirty = DIRTY.encode()

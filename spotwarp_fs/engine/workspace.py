@@ -269,6 +269,11 @@ class Workspace:
         if blocks is not None and blocks.pop(block, None) is not None and not blocks:
             del table[ino]
 
+    def forget_dirty(self, ino: Inode) -> None:
+        """The inode is gone."""
+        self.dirty.pop(ino, None)
+        self.scratch_dirty.pop(ino, None)
+
     def report(self, message: str) -> None:
         """Note something that the user should see; the newest few are kept for `status`."""
         self.reports.append(message)
@@ -350,9 +355,10 @@ class Workspace:
     def new_inode(self) -> Inode:
         """Give a number that was never used (C15), outside `change`: the counter is persisted in batches."""
         if self._next_inode >= self._inode_limit:
-            self._inode_limit = self._next_inode + self.settings.inode_batch
+            limit = self._next_inode + self.settings.inode_batch
             with self.kv.write() as txn:
-                txn.put(NEXT_INODE_KEY, encode_u64(self._inode_limit))
+                txn.put(NEXT_INODE_KEY, encode_u64(limit))
+            self._inode_limit = limit
         ino = Inode(self._next_inode)
         self._next_inode += 1
         return ino

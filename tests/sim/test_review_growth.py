@@ -32,7 +32,7 @@ class DeafStore(MemoryStore):
 def test_the_map_does_not_grow_with_every_request_while_a_cut_waits_for_the_store(tmp_path: Path) -> None:
     """LMDB reuses no page that an open snapshot may still see.
 
-    1. The store goes away. 2. A cut begins and waits for it. 3. The job goes on, at a hundred requests a second. 4. Each
+    1. The store goes away. 2. A cut begins and waits for it. 3. The job goes on, a hundred requests a second. 4. Each
     commit takes ten pages that are not given back before the cut ends: 60 kB per request, the disk full in an hour.
     """
     store = DeafStore(now=new_store()._now)
