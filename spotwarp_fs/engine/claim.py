@@ -18,11 +18,11 @@ from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import (
     Conflict,
     Corrupt,
-    Denied,
     ExitCode,
     Fenced,
     NotFound,
     PreconditionFailed,
+    StoreRefused,
     Unavailable,
     UserError,
 )
@@ -348,7 +348,7 @@ class Claim:
             except (PreconditionFailed, Conflict, Unavailable) as error:
                 try:
                     found = await self._store.get(key, lane=Lane.CONTROL)
-                except (Unavailable, Denied, NotFound):
+                except (Unavailable, StoreRefused):
                     await self.health.failed(error)
                     continue
                 self._note_server_time(found.server_time_s)
@@ -358,7 +358,7 @@ class Claim:
                     return decode(found.body)
                 except Corrupt as damaged:  # most likely on its way here
                     await self.health.failed(damaged)
-            except Denied as error:
+            except StoreRefused as error:
                 await self.health.failed(error)
 
     async def _restart(self, local: Head) -> Claimed:
@@ -383,7 +383,7 @@ class Claim:
                     claimed.root = await self.metadata.root(claimed.base)
                 await self._raise(publisher, head)
                 claimed.pending = None
-            except (Unavailable, Denied) as error:
+            except (Unavailable, StoreRefused) as error:
                 self.health.last_error = str(error)
         return claimed
 
@@ -391,7 +391,7 @@ class Claim:
         while True:
             try:
                 return await self._own_head(local)
-            except (Unavailable, Denied) as error:
+            except (Unavailable, StoreRefused) as error:
                 await self.health.failed(error)
 
     async def _own_head(self, local: Head) -> Head:

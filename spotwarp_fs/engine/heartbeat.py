@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from spotwarp_fs.core import layout
-from spotwarp_fs.core.errors import Denied, ExitCode, Fenced, NotFound, Unavailable, UserError
+from spotwarp_fs.core.errors import ExitCode, Fenced, NotFound, SpotwarpError, UserError
 from spotwarp_fs.core.ports import Lane, ObjectStore
 from spotwarp_fs.core.types import ManifestNumber, WriterEpoch
 from spotwarp_fs.engine.health import StoreHealth
@@ -68,7 +68,7 @@ class Heartbeat:
         try:
             await self._publisher.write_hint()
             await self._store.delete([layout.HEARTBEAT], lane=Lane.CONTROL)
-        except (Unavailable, Denied):
+        except SpotwarpError:
             return
 
 

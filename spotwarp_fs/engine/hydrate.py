@@ -14,7 +14,7 @@ from typing import NamedTuple
 import trio
 
 from spotwarp_fs.core import paths
-from spotwarp_fs.core.errors import Corrupt, Denied, NotFound, Refused, Unavailable
+from spotwarp_fs.core.errors import Corrupt, NotFound, Refused, StoreRefused, Unavailable
 from spotwarp_fs.core.ports import KVRead, Lane
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, NodeTable, block_key, ino_range, key_block
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode
@@ -119,7 +119,7 @@ class Hydrator:
                     found[block] = await self._packs.fetch_patiently(frame, lane=Lane.DEMAND, wait_s=wait_s)
                 finally:
                     self._turns.leave(turn)
-            except (Corrupt, Unavailable, Denied) as error:
+            except (Corrupt, Unavailable, StoreRefused) as error:
                 raise Refused(EIO, f"inode {ino:#x}, block {block}: {error}") from error
         return found
 
@@ -239,10 +239,10 @@ class Hydrator:
                 self._done(fetch)
                 if at % INSTALLS_PER_STEP == INSTALLS_PER_STEP - 1:
                     await trio.lowlevel.checkpoint()
-        except (Unavailable, Denied) as error:
-            await self._health.failed(error)
         except NotFound as error:
             self._condemn(fetches, error)
+        except (Unavailable, StoreRefused) as error:
+            await self._health.failed(error)
         except Corrupt as error:
             if len(fetches) == 1:
                 self._condemn(fetches, error)
@@ -275,9 +275,12 @@ class Hydrator:
 
     def _condemn(self, fetches: list[Fetch], error: Exception) -> None:
         """Damage: the frames leave the dedup index at once (H11), and whoever waits gets EIO, never zeros."""
-        with self._ws.kv.write() as txn:
-            for fetch in fetches:
-                txn.delete(NodeTable.DEDUP + fetch.item.frame.digest)
+        try:
+            with self._ws.kv.write() as txn:
+                for fetch in fetches:
+                    txn.delete(NodeTable.DEDUP + fetch.item.frame.digest)
+        except OSError as full:  # the next who reads it finds it damaged again
+            self._ws.report(f"damaged frames stay in the index: {full}")
         for fetch in fetches:
             if fetch.wanted:
                 self._failed[fetch.item[:2]] = str(error)

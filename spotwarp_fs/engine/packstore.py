@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import trio
 
-from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, NotFound, PreconditionFailed, Unavailable
+from spotwarp_fs.core.errors import Corrupt, Fenced, NotFound, PreconditionFailed, StoreRefused, Unavailable
 from spotwarp_fs.core.frames import open_frame
 from spotwarp_fs.core.layout import pack_id, pack_key
 from spotwarp_fs.core.packs import TRAILER_BYTES, PackBuilder, same_pack
@@ -62,7 +62,9 @@ class PackStore:
                 raise Fenced(str(self._ws.fenced))
             try:
                 await self._put(pack, body, lane)
-            except (Unavailable, Denied) as error:
+            except PreconditionFailed:
+                raise
+            except (Unavailable, StoreRefused) as error:
                 await self._health.failed(error)
             else:
                 self.bytes_uploaded += len(body)
@@ -102,7 +104,7 @@ class PackStore:
     async def fetch_run(self, refs: list[FrameRef], *, lane: Lane) -> list[bytes]:
         """Fetch neighbouring frames of one pack in one request and check each against its record.
 
-        Raises Unavailable or Denied (try again), NotFound, or Corrupt after several tries.
+        Raises NotFound, Corrupt after several tries, or Unavailable or another StoreRefused (try again).
         """
         start, stop = refs[0].offset, refs[-1].offset + refs[-1].stored_bytes
         for attempt in range(CORRUPT_TRIES):
@@ -123,12 +125,12 @@ class PackStore:
         while True:
             try:
                 return await self.fetch(ref, lane=lane)
-            except (Unavailable, Denied) as error:
+            except NotFound as error:
+                raise Corrupt(f"pack {ref.pack} is missing from the store: {error}") from error
+            except (Unavailable, StoreRefused) as error:
                 if trio.current_time() >= deadline:
                     raise
                 await self._health.failed(error)
-            except NotFound as error:
-                raise Corrupt(f"pack {ref.pack} is missing from the store: {error}") from error
 
 
 def _open_all(refs: list[FrameRef], body: bytes, start: int) -> list[bytes]:

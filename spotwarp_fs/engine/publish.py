@@ -12,7 +12,7 @@ from itertools import takewhile
 import trio
 
 from spotwarp_fs.core import layout
-from spotwarp_fs.core.errors import Conflict, Corrupt, Denied, Fenced, NotFound, PreconditionFailed, Unavailable
+from spotwarp_fs.core.errors import Conflict, Corrupt, Fenced, NotFound, PreconditionFailed, StoreRefused, Unavailable
 from spotwarp_fs.core.manifests import Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.ports import Lane, ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
@@ -54,7 +54,7 @@ async def read_ahead(store: ObjectStore, number: ManifestNumber) -> list[Head]:
     async def one(ahead: int) -> Head | None:
         try:
             return (await read_manifest(store, ManifestNumber(number + ahead)))[0]
-        except (NotFound, Unavailable, Denied):
+        except (Unavailable, StoreRefused):
             return None
 
     found = await each(one, range(1, READ_AHEAD + 1), limit=READ_AHEAD)
@@ -128,7 +128,8 @@ class Publisher:
         while True:
             try:
                 found = await self._create(candidate.number, body)
-            except (Unavailable, Denied) as error:
+            except (Unavailable, StoreRefused) as error:
+                # Also what trying again cannot cure: an earlier try may still arrive, so the number keeps its body.
                 await self._health.failed(error)
                 continue
             self._health.succeeded()

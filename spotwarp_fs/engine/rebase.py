@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from spotwarp_fs.core.changesets import ChangeSet, fold
-from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, NotFound, Unavailable
+from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import ObjectStore, Work
@@ -72,7 +72,7 @@ class Rebaser:
                 self.ready = await self.merge(self._head)
             except Fenced:
                 return  # the mount goes on, read-only
-            except (Corrupt, NotFound, Unavailable, Denied) as error:
+            except (SpotwarpError, OSError) as error:
                 self._ws.report(f"no new base could be made: {error}")
             finally:
                 self._head = None

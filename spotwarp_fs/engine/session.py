@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from spotwarp_fs.core.errors import Corrupt, Denied, Fenced, SpotwarpError, Unavailable
+from spotwarp_fs.core.errors import Fenced, SpotwarpError, StoreRefused, Unavailable
 from spotwarp_fs.core.journal import JournalLog
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
@@ -251,7 +251,6 @@ async def _stream_until_fenced(session: Session) -> None:
                 await session.claimed.pending()
                 session.claimed.pending = None
                 session.maps.use_base(session.streamer.head.manifest.base, None)
-                session.maps.use_base(session.streamer.head.manifest.base, None)
             await session.streamer.run()
         except Fenced as reason:
             await session.fence(reason)
@@ -278,8 +277,8 @@ async def _beat(session: Session) -> None:
                 await session.heartbeat.beat()
         except Fenced as reason:
             await session.fence(reason)
-        except (Unavailable, Denied) as error:
+        except (Unavailable, StoreRefused) as error:
             session.health.last_error = str(error)
-        except Corrupt as error:
+        except SpotwarpError as error:
             session.workspace.report(str(error))
         await trio.sleep(session.workspace.settings.heartbeat_s)
