@@ -175,11 +175,13 @@ async def _serve_workspace(
         writer = Writer(socket.gethostname(), os.getpid(), wish.mountpoint, SystemWall().now_ns() / 1e9)
         relatime = settings.mount.atime == "relatime"
         ports = SessionPorts(workspace, scoped, workspace_id, journal, CacheDisk(cache.path), writer, relatime=relatime)
-        async with serve(ports, claim) as session:
+        async with serve(ports, claim) as session, trio.open_nursery() as nursery:
             cache.certify_map()
             cache.note_released(released=False)
+            nursery.start_soon(kv.watch_readers)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
             drained = await Mounted(wish, settings, served, ready).run()
+            nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
         cache.note_released(released=drained.saved or bool(drained.salvage))
         if drained.saved:

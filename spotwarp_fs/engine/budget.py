@@ -2,7 +2,7 @@
 
 Invariant: only a block whose present content has a frame acknowledged by the store loses its local bytes; "absent" is
 committed before the punch, both in one step; busy blocks are left alone (C2). Removing names never waits. In an
-outage eviction happens on real need only (H20): that is, here, always.
+outage eviction happens on real need only (H20): nothing goes before somebody waits for its room.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Budget:
         """Asks the early uploader to send everything dirty now."""
         self._disk_free = disk.free_bytes()
         self.may_evict: Callable[[Inode, BlockIndex], bool] = lambda ino, block: True
+        self.reachable: Callable[[], bool] = lambda: True
+        """Whether the store gives back what is evicted now."""
         self.evicted_blocks = 0
 
     @property
@@ -76,10 +78,10 @@ class Budget:
         return limit, max(0, min(limit, limit - self.used_bytes + evictable))
 
     async def run(self) -> None:
-        """Watch the disk, and evict ahead of need down to the low mark."""
+        """Watch the disk, and evict ahead of need down to the low mark; in an outage only on need (H20)."""
         while True:
             self._disk_free = self._disk.free_bytes()
-            if self.tight and not self.evict(self._excess()):
+            if self.tight and not (self.reachable() and self.evict(self._excess())):
                 self._urge()
             await trio.sleep(0.5 if not self.tight else 0.05)
 

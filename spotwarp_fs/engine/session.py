@@ -205,6 +205,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
     blocks.may_destroy, durability.finish = durability.may_destroy, blocks.finish
     budget = Budget(ws, ports.disk, lambda: streamer.urge())
     budget.may_evict = durability.may_evict
+    budget.reachable = lambda: health.reachable
     files = Files(
         ws, blocks=blocks, maps=maps, hydrator=hydrator, budget=budget, durability=durability, relatime=ports.relatime
     )
@@ -275,10 +276,11 @@ async def _beat(session: Session) -> None:
         try:
             if session.claimed.pending is None:
                 await session.heartbeat.beat()
+                session.health.succeeded()
         except Fenced as reason:
             await session.fence(reason)
         except (Unavailable, StoreRefused) as error:
-            session.health.last_error = str(error)
+            await session.health.failed(error)
         except SpotwarpError as error:
             session.workspace.report(str(error))
         await trio.sleep(session.workspace.settings.heartbeat_s)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final
 
 import lmdb
+import trio
 
 from spotwarp_fs.core.errors import Corrupt
 
@@ -24,6 +25,7 @@ MAP_BYTES: Final = 64 << 30 if sys.maxsize > 1 << 32 else 1 << 30
 """Address space, not disk: the file is as long as what was ever written."""
 MAP_BYTES_MIN: Final = 1 << 28
 READERS_MAX: Final = 512
+READER_CHECK_S: Final = 60.0
 SPARE_READERS: Final = 16
 """Ended read transactions kept for reuse: a read then costs one renewal."""
 
@@ -63,6 +65,12 @@ class LmdbKV:
     def reader_check(self) -> int:
         """Free the slots of readers whose process died, which pin pages for ever (M-g); call it each minute."""
         return int(self._env.reader_check())
+
+    async def watch_readers(self) -> None:
+        """Do so each minute, until cancelled."""
+        while True:
+            await trio.sleep(READER_CHECK_S)
+            self.reader_check()
 
     def used_bytes(self) -> int:
         """Return what the map occupies on disk; it never shrinks."""

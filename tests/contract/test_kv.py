@@ -13,11 +13,13 @@ from pathlib import Path
 
 import lmdb
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from spotwarp_fs.core.ports import KVStore
-from spotwarp_fs.local.kv import LmdbKV
+from spotwarp_fs.local.kv import READER_CHECK_S, LmdbKV
 from spotwarp_fs.local.memory import MemoryKV
 
 MakeKV = Callable[[], KVStore]
@@ -291,4 +293,26 @@ def test_lmdb_the_slot_of_a_killed_reader_is_freed(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
     assert kv.reader_check() == 1
     assert kv.reader_check() == 0
+    kv.close()
+
+
+@pytest.mark.history("M-g")
+def test_Mg_while_a_map_is_served_dead_readers_are_cleared_each_minute(tmp_path: Path) -> None:
+    kv = LmdbKV(tmp_path, map_bytes=1 << 28)
+    fill(kv, a=b"1")
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kv.watch_readers)
+            await trio.sleep(READER_CHECK_S / 2)
+            command = [sys.executable, "-c", READER, str(tmp_path)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+                assert child.stdout is not None
+                assert child.stdout.readline() == b"reading\n"
+                child.kill()
+            await trio.sleep(READER_CHECK_S)
+            nursery.cancel_scope.cancel()
+
+    trio.run(serve, clock=MockClock(autojump_threshold=0))
+    assert kv.reader_check() == 0, "nobody was left to clear"
     kv.close()
