@@ -10,6 +10,7 @@ import errno
 import os
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -245,7 +246,8 @@ class _MemoryFile:
             elif start < size and page in self.emptied and rng.random() < 0.5:
                 after[start:stop] = bytes(stop - start)
         self.content = after
-        self.pages = {page for page in range(-(-size // PAGE_BYTES)) if any(after[page * PAGE_BYTES :][:PAGE_BYTES])}
+        starts = range(0, size, PAGE_BYTES)
+        self.pages = {start // PAGE_BYTES for start in starts if after[start : start + PAGE_BYTES].strip(b"\0")}
         self.sync()
 
 
@@ -363,6 +365,12 @@ class MemoryDataFiles:
         """Give the files as the next process finds them after a kill: all bytes, no spools (a start deletes them)."""
         fresh = MemoryDataFiles()
         fresh._files = self._files
+        return fresh
+
+    def copied(self) -> MemoryDataFiles:
+        """Give files of the same state, so that power can be lost in more than one way."""
+        fresh = MemoryDataFiles()
+        fresh._files = deepcopy(self._files)
         return fresh
 
     def power_loss(self, rng: Chance) -> MemoryDataFiles:
