@@ -19,6 +19,11 @@ from spotwarp_fs.engine.workspace import Workspace
 
 ENOSPC = 28
 BLOCKS_PER_STEP_MAX = 64
+FUTILE_SHARE = 9
+"""After a look that found too little, eviction rests this many times as long: with 100 GB of dirty blocks a look takes
+half a second, and in an outage everybody who waits for room would take one after the other."""
+AHEAD_SHARE = 64
+"""Who must evict makes room for more than itself: this share of the budget."""
 
 
 class Disk(Protocol):
@@ -42,6 +47,7 @@ class Budget:
         self.reachable: Callable[[], bool] = lambda: True
         """Whether the store gives back what is evicted now."""
         self.evicted_blocks = 0
+        self._look_again_s = -1e9
 
     @property
     def used_bytes(self) -> int:
@@ -91,7 +97,7 @@ class Budget:
 
     async def room_for_bytes(self, count: int) -> None:
         """Return when *count* more bytes fit; raises Refused(ENOSPC) after `write_wait_max_s`."""
-        if not await self._room(count, self._ws.settings.write_wait_max_s):
+        if not await self._room(count, self._ws.settings.write_wait_max_s, writing=True):
             raise Refused(
                 ENOSPC,
                 f"the cache is full ({self.used_bytes} of {self.limit_bytes} bytes) of what is not in the store yet",
@@ -101,16 +107,17 @@ class Budget:
         """Make room for blocks to be hydrated; False when nothing can be evicted soon (then serve from memory, H18)."""
         if not self.tight:
             return True
-        return await self._room(count * BLOCK_BYTES, 0.5)
+        return await self._room(count * BLOCK_BYTES, 0.5, writing=False)
 
-    async def _room(self, count: int, wait_s: float) -> bool:
+    async def _room(self, count: int, wait_s: float, *, writing: bool) -> bool:
         deadline = trio.current_time() + wait_s
         while True:
             self._disk_free = self._disk.free_bytes()
             lacking = self.used_bytes + count - self.limit_bytes
-            if lacking <= 0 or self.evict(lacking + count) >= lacking:
+            if lacking <= 0 or self.evict(lacking + max(count, self.limit_bytes // AHEAD_SHARE)) >= lacking:
                 return True
-            self._ws.check_writable()
+            if writing:
+                self._ws.check_writable()
             if trio.current_time() >= deadline or self._ws.stopping:
                 return False
             self._urge()
@@ -119,18 +126,50 @@ class Budget:
                     await self._ws.freed.wait()
 
     def evict(self, wanted_bytes: int) -> int:
-        """Drop local bytes of the least recently used inodes until *wanted_bytes* are free; returns what was freed."""
-        before = self._ws.use.total_bytes
-        for ino in self._ws.use.oldest_first():
-            if ino in self._ws.scratch:
-                continue  # whatever frames it has left from before are not for ever
-            if before - self._ws.use.total_bytes >= wanted_bytes:
-                break
+        """Drop local bytes of the least recently used inodes until *wanted_bytes* are free; returns what was freed.
+
+        Never raises: a disk that refuses the note of it is like one where nothing can go.
+        """
+        use, begun_s = self._ws.use, trio.current_time()
+        if begun_s < self._look_again_s:
+            return 0
+        before = use.total_bytes
+        try:
+            self._evict_until(before - wanted_bytes)
+        except OSError as error:
+            self._ws.report(f"nothing can be evicted: {error}")
+            self._look_again_s = begun_s + self._ws.settings.retry_first_s
+        freed = before - use.total_bytes
+        if freed < wanted_bytes:
+            took_s = trio.current_time() - begun_s
+            self._look_again_s = max(self._look_again_s, begun_s + took_s * (1 + FUTILE_SHARE))
+        return freed
+
+    def _evict_until(self, total_bytes: int) -> None:
+        ws = self._ws
+        for ino in self._in_order():
+            if ws.use.total_bytes <= total_bytes:
+                return
             for blocks in self._evictable(ino):
                 self._drop(ino, blocks)
-                if before - self._ws.use.total_bytes >= wanted_bytes:
-                    break
-        return before - self._ws.use.total_bytes
+                if ws.use.total_bytes <= total_bytes:
+                    return
+
+    def _in_order(self) -> Iterator[Inode]:
+        """Give files, the one used longest ago first; whatever frames scratch has left from before are not for ever.
+
+        Those that are dirty all over come last: looking at each of their blocks finds nothing.
+        """
+        ws = self._ws
+        later = []
+        for ino in ws.use.oldest_first():
+            if ino in ws.scratch:
+                continue
+            if len(ws.dirty.get(ino, ())) * BLOCK_BYTES >= ws.use.bytes_of(ino):
+                later.append(ino)
+            else:
+                yield ino
+        yield from later
 
     def _evictable(self, ino: Inode) -> Iterator[list[BlockIndex]]:
         """Blocks of *ino* that may go, a step's worth at a time."""

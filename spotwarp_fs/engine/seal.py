@@ -7,7 +7,7 @@ the store has acknowledged its pack (C6). One pipeline serves the cut and the ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -286,14 +286,35 @@ class Sealer:
                     job.cut.abandon(str(fenced))
                 self._finish(job)
             return
+        try:
+            await self._settle_pack(pack, refs)
+        except OSError as error:
+            await self._give_up(pack, error)
+        await self._ws.wake_waiters()
+
+    async def _settle_pack(self, pack: OpenPack, refs: Sequence[FrameRef]) -> None:
+        """Note where the frames of a pack lie, for whoever has such a block."""
         with self._ws.kv.write() as txn:
             for ref in refs:
                 txn.put(NodeTable.DEDUP + ref.digest, ref.encode())
         for ref in refs:
             self._uploading.pop(ref.digest, None)
+        for ref in refs:
             for job in pack.jobs[ref.digest]:
                 self._acknowledge(job, ref)
-        await self._ws.wake_waiters()
+
+    async def _give_up(self, pack: OpenPack, error: OSError) -> None:
+        """The disk refused the note of frames that the store has: their blocks stay dirty, and are sent again later."""
+        self._ws.report(f"frames that were uploaded cannot be noted: {error}")
+        await trio.sleep(self._ws.settings.retry_max_s)  # not one pack after the other, as fast as the link goes
+        for name, jobs in pack.jobs.items():
+            self._uploading.pop(name, None)
+            for job in jobs:
+                if job.done.is_set():
+                    continue
+                if job.cut is not None and (job.ino, job.block) not in job.cut.sealed:
+                    job.cut.abandon(str(error))
+                self._finish(job)
 
     def _drop_superseded(self, pack: OpenPack) -> None:
         """Take out what was replaced or deleted while the pack waited for its turn: it is not sent (P-17)."""

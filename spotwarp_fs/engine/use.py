@@ -39,6 +39,10 @@ class Use:
         if ino in self._bytes:
             self._bytes.move_to_end(ino)
 
+    def bytes_of(self, ino: Inode) -> int:
+        """What the data file of *ino* occupies."""
+        return self._bytes.get(ino, 0)
+
     def oldest_first(self) -> Iterator[Inode]:
         """Inodes with local bytes, the one used longest ago first."""
         return iter(list(self._bytes))
