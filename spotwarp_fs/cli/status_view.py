@@ -36,25 +36,36 @@ def rows(status: Status) -> Iterator[Row]:
     """Give the lines of the view."""
     yield from _alarms(status)
     yield "state", _state(status), ""
-    if status.mode == "writer":
+    if status.mode == "writer" and not status.fenced:
         yield _risk(status)
+        yield from _drain(status)
         yield "checkpoint", _checkpoint(status), ""
         yield from _rates(status)
     yield "cache", f"{format_size(status.cache_used_bytes)} of {format_size(status.cache_budget_bytes)}", ""
-    for count, item in enumerate(status.in_flight):
+    yield from _in_flight(status)
+    yield "since start", _totals(status), ""
+    yield "daemon", f"pid {status.daemon_pid}, supervisor {status.supervisor_pid}, {format_size(status.rss_bytes)}", ""
+
+
+def _in_flight(status: Status) -> Iterator[Row]:
+    """What is being written as a whole; what lies in a directory that is listed goes without saying."""
+    whole = {f"{item.path}/" for item in status.in_flight if item.kind == "directory"}
+    outermost = [item for item in status.in_flight if not any(item.path.startswith(path) for path in whole)]
+    for count, item in enumerate(outermost):
         label = "in flight" if count == 0 else ""
         if count == IN_FLIGHT_SHOWN:
-            yield label, f"and {len(status.in_flight) - count} more", ""
+            yield label, f"and {len(outermost) - count} more", ""
             break
         yield label, item.path + (" (torn: its writer died)" if item.torn else ""), "yellow" if item.torn else ""
-    yield (
-        "since start",
-        f"{format_size(status.totals.bytes_written)} written, {format_size(status.totals.bytes_uploaded)} sent, "
-        f"{format_size(status.totals.bytes_fetched)} fetched, "
-        f"{status.totals.frames_deduplicated:,} frames not sent twice",
-        "",
-    )
-    yield "daemon", f"pid {status.daemon_pid}, supervisor {status.supervisor_pid}, {format_size(status.rss_bytes)}", ""
+
+
+def _totals(status: Status) -> str:
+    totals = status.totals
+    fetched = f"{format_size(totals.bytes_fetched)} fetched"
+    if status.mode != "writer":
+        return fetched
+    sent = f"{format_size(totals.bytes_written)} written, {format_size(totals.bytes_uploaded)} sent, {fetched}"
+    return f"{sent}, {totals.frames_deduplicated:,} frames not sent twice" if totals.frames_deduplicated else sent
 
 
 def _alarms(status: Status) -> Iterator[Row]:
@@ -70,28 +81,46 @@ def _alarms(status: Status) -> Iterator[Row]:
             f"not reachable: {status.store_error or 'no reason given'}; publishing resumes by itself",
             "bold red",
         )
-    elif status.store_error:
+    elif status.store_error and not status.fenced:
         yield "store", f"last error: {status.store_error}", "yellow"
 
 
 def _state(status: Status) -> str:
     size = f"{format_size(status.logical_bytes)} in {status.files:,} files"
-    access = "" if status.mode == "writer" else f", {status.mode}"
-    return f"manifest {status.head_number}, {format_duration(status.head_age_s)} old; {size} ({status.form}{access})"
+    published = f"manifest {status.head_number}, published {format_duration(status.head_age_s)} ago"
+    if status.mode != "writer":
+        return f"{published}, read-only, and does not change; {size} ({status.form})"
+    return f"{published}; {size} ({status.form})"
 
 
 def _risk(status: Status) -> Row:
+    """What the loss of this node would cost now: what is sent and not published would be lost like the rest."""
     if status.dirty_bytes == 0 and status.rpo_seconds == 0:
         return "at risk", "nothing", "green"
-    eta = "unknown" if status.drain_eta_seconds is None else format_duration(status.drain_eta_seconds)
-    text = f"writes of the last {format_duration(status.rpo_seconds)}, {format_size(status.dirty_bytes)}; drain {eta}"
-    return "at risk", text, "yellow" if status.falling_behind else ""
+    text = f"writes of the last {format_duration(status.rpo_seconds)}"
+    if status.unpublished_bytes > status.dirty_bytes:
+        text += f", {format_size(status.unpublished_bytes)}, {format_size(status.dirty_bytes)} of it still to send"
+    elif status.dirty_bytes:
+        text += f", {format_size(status.dirty_bytes)}"
+    return "at risk", text, "yellow" if status.falling_behind or not status.store_reachable else ""
+
+
+def _drain(status: Status) -> Iterator[Row]:
+    """How long saving everything would take."""
+    if not status.dirty_bytes:
+        return
+    if not status.store_reachable:
+        yield "drain", "not before the store answers", "yellow"
+    elif status.drain_eta_seconds is None:
+        yield "drain", "takes a time not known yet: nothing was sent so far", ""
+    else:
+        yield "drain", f"takes {format_duration(status.drain_eta_seconds)}", ""
 
 
 def _checkpoint(status: Status) -> str:
     safe = status.newest_safe_checkpoint
     if safe is None:
-        return "none is complete in the store yet"
+        return "the store has no complete one yet"
     return f"{safe.name}, {format_duration(safe.age_s)} old, in manifest {safe.manifest}"
 
 

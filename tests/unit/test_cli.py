@@ -269,7 +269,9 @@ def test_status_is_shown_and_given_as_json(mounted: Mounted, capsys: pytest.Capt
     assert document["rpo_seconds"] == 12.0
     assert document["head_number"] == 42
     assert main.run(["status"]) == 0
-    assert "writes of the last 12 s, 3 GiB; drain unknown" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "writes of the last 12 s, 3 GiB" in text
+    assert "takes a time not known yet" in text
 
 
 def test_the_daemons_error_keeps_its_kind_and_exit_code(mounted: Mounted, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,24 +361,54 @@ def test_status_survives_json_and_refuses_a_missing_field() -> None:
         Status.from_dict({key: value for key, value in full.to_dict().items() if key != "head_number"})
 
 
+def shown(**changes: object) -> str:
+    status = Status(**{**STATUS.to_dict(), "newest_safe_checkpoint": None, "totals": Totals(), **changes})
+    return "\n".join(f"{label} {text}" for label, text, _ in rows(status))
+
+
 def test_the_view_says_what_hurts() -> None:
-    hurt = Status(
-        **{
-            **STATUS.to_dict(),
-            "totals": Totals(),
-            "falling_behind": True,
-            "produced_bytes_per_s": 1 << 30,
-            "sent_bytes_per_s": 1 << 20,
-            "fenced": True,
-            "store_reachable": False,
-            "store_error": "503",
-            "in_flight": tuple(InFlightItem(f"{number}.pt", "file") for number in range(8)),
-        }
+    parts = [InFlightItem(f"checkpoint-9/{number}.pt", "file") for number in range(3)]
+    others = [InFlightItem(f"{number}.pt", "file") for number in range(8)]
+    text = shown(
+        falling_behind=True,
+        produced_bytes_per_s=1 << 30,
+        sent_bytes_per_s=1 << 20,
+        rpo_seconds=340.0,
+        dirty_bytes=3 << 30,
+        unpublished_bytes=4 << 30,
+        drain_eta_seconds=3072.0,
+        in_flight=(InFlightItem("checkpoint-9", "directory"), *parts, *others),
     )
-    text = "\n".join(f"{label} {shown}" for label, shown, _ in rows(hurt))
     assert "falling behind: 1 GiB/s produced, 1 MiB/s sent" in text
+    assert "writes of the last 5 min 40 s, 4 GiB, 3 GiB of it still to send" in text
+    assert "drain takes 51 min" in text
+    assert "the store has no complete one yet" in text
+    assert "in flight checkpoint-9\n" in text
+    assert "checkpoint-9/" not in text
+    assert "and 4 more" in text
+    assert "4.pt" not in text
+
+
+def test_the_view_of_an_outage_promises_no_time() -> None:
+    text = shown(store_reachable=False, store_error="503", rpo_seconds=9.0, dirty_bytes=1, drain_eta_seconds=1.0)
+    assert "STORE not reachable: 503; publishing resumes by itself" in text
+    assert "drain not before the store answers" in text
+
+
+def test_the_view_of_a_fenced_mount_speaks_of_salvage_and_of_no_upload() -> None:
+    text = shown(fenced=True, read_only=True, salvage="in the store", rpo_seconds=9.0, store_error="fenced: by 9")
     assert "FENCED" in text
-    assert "not reachable: 503" in text
-    assert "none is complete in the store yet" in text
-    assert "and 3 more" in text
-    assert "5.pt" not in text
+    assert "salvage in the store" in text
+    assert not any(label in text for label in ("at risk", "drain", "upload", "last error"))
+
+
+def test_the_view_of_a_reader_is_of_what_it_reads() -> None:
+    text = shown(mode="reader", read_only=True)
+    assert "read-only, and does not change" in text
+    assert not any(label in text for label in ("READ-ONLY", "at risk", "checkpoint", "upload", "written"))
+
+
+def test_the_view_of_an_idle_mount_says_that_nothing_is_at_risk() -> None:
+    text = shown(rpo_seconds=0.0, dirty_bytes=0, unpublished_bytes=0)
+    assert "at risk nothing" in text
+    assert "drain" not in text
