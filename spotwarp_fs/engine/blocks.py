@@ -217,6 +217,7 @@ class Blocks:
             ws.cut.set_aside(ino)
         if value is None:
             ws.data.remove(ino)
+            ws.generations.forget(ino)
         else:
             ws.data.truncate(ino, size)
         ws.use.note(ino)

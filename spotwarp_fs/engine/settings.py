@@ -100,5 +100,7 @@ class EngineSettings:
     """States younger than this stay readable, whatever else is collected."""
     drain_s: float = 120.0
     fence_grace_s: float = 2.0
+    generations_max: int = 200_000
+    """Generations of blocks that are remembered one by one: about 20 MiB."""
     inode_batch: int = 1024
     """Inode numbers reserved per persisted step of the counter."""

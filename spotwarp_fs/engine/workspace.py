@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -55,38 +55,52 @@ EROFS = 30
 class Generations:
     """A number per block, raised before every change of its bytes; compared after every wait.
 
-    Entries are dropped only for blocks that nobody holds busy, so a number never returns to an older value unseen.
+    A number never comes back. When there are too many they are forgotten, and all blocks get one new number: whoever is
+    waiting then does its work once more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._entries = 0
         self._clock = 0
-        self._of: dict[Inode, dict[BlockIndex, Generation]] = defaultdict(dict)
+        self._of: dict[Inode, dict[BlockIndex, Generation]] = {}
+        self._of_rest: dict[Inode, Generation] = {}
+        self._of_all = Generation(0)
+
+    def _next(self) -> Generation:
+        self._clock += 1
+        return Generation(self._clock)
 
     def raise_for(self, ino: Inode, block: BlockIndex) -> Generation:
         """Say that the block's bytes are about to change."""
-        self._clock += 1
-        generation = Generation(self._clock)
-        self._of[ino][block] = generation
+        if self._entries >= self._entries_max:
+            self._of.clear()
+            self._of_rest.clear()
+            self._entries, self._of_all = 0, self._next()
+        blocks = self._of.get(ino)
+        if blocks is None:
+            blocks = self._of[ino] = {}
+        self._entries += block not in blocks
+        generation = blocks[block] = self._next()
         return generation
 
     def of(self, ino: Inode, block: BlockIndex) -> Generation:
-        """The block's present generation; 0 when it has not changed for a while."""
+        """The block's present generation."""
         blocks = self._of.get(ino)
-        return Generation(0) if blocks is None else blocks.get(block, Generation(0))
+        found = None if blocks is None else blocks.get(block)
+        return self._of_rest.get(ino, self._of_all) if found is None else found
 
     def raise_for_all(self, ino: Inode, first: BlockIndex) -> None:
-        """Say that every block from *first* on is about to change (truncate, unlink)."""
+        """Say that every block from *first* on is about to change (truncate, unlink), also those never written here."""
         blocks = self._of.get(ino)
         for block in [b for b in blocks if b >= first] if blocks else []:
             self.raise_for(ino, block)
+        self._entries += ino not in self._of_rest
+        self._of_rest[ino] = self._next()
 
-    def forget(self, ino: Inode, block: BlockIndex) -> None:
-        """Drop a number that nothing compares any more."""
-        blocks = self._of.get(ino)
-        if blocks is not None:
-            blocks.pop(block, None)
-            if not blocks:
-                del self._of[ino]
+    def forget(self, ino: Inode) -> None:
+        """The inode is gone, and its number is never given again."""
+        self._entries -= len(self._of.pop(ino, ())) + (self._of_rest.pop(ino, None) is not None)
 
 
 class BusyMarks:
@@ -176,7 +190,7 @@ class Workspace:
         self.workers = workers
         self.policies = policies
         self.settings = settings
-        self.generations = Generations()
+        self.generations = Generations(settings.generations_max)
         self.busy = BusyMarks()
         self.unsynced = Unsynced()
         self.dirty: dict[Inode, dict[BlockIndex, float]] = {}
