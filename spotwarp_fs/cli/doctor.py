@@ -19,7 +19,7 @@ import click
 
 from spotwarp_fs.cli import output
 from spotwarp_fs.cli.options import json_option, settings_for, store_option, workspace_option
-from spotwarp_fs.cli.wiring import Check
+from spotwarp_fs.cli.reports import Check
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError
 from spotwarp_fs.core.units import format_size
 

@@ -15,7 +15,7 @@ from spotwarp_fs.cli.options import AT_HELP, json_option, location, settings_for
 from spotwarp_fs.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from spotwarp_fs.cli.wiring import ListedFile, WorkspaceLine
+    from spotwarp_fs.cli.reports import ListedFile, WorkspaceLine
 
 
 @click.command("ls")

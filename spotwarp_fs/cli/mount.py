@@ -13,7 +13,7 @@ from spotwarp_fs.cli.options import AT_HELP, json_option, settings_for, store_op
 from spotwarp_fs.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from spotwarp_fs.cli.wiring import MountReport
+    from spotwarp_fs.cli.reports import MountReport
 
 
 @click.command("mount")
@@ -48,10 +48,10 @@ def command(
     spotwarp mount /workspace --takeover             # the old node still answers, but this one is to go on
     spotwarp mount /old --read-only --at 1200        # look at an older state
     """
-    from spotwarp_fs.cli import wiring
+    from spotwarp_fs.cli import reports, wiring
 
     flags["unsafe_single_writer"] = flags["unsafe_single_writer"] or None
-    wish = wiring.MountWish(
+    wish = reports.MountWish(
         mountpoint=mountpoint.absolute(), takeover=takeover, read_only=read_only, at=at, foreground=foreground
     )
     return wiring.mount(settings_for(**flags), wish, lambda report: announce(report, as_json=as_json))

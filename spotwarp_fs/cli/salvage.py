@@ -14,7 +14,7 @@ from spotwarp_fs.core.errors import ExitCode
 from spotwarp_fs.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from spotwarp_fs.cli.wiring import SalvageLine
+    from spotwarp_fs.cli.reports import SalvageLine
 
 NAMED_MAX: Final = 20
 

@@ -13,7 +13,7 @@ from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import format_size, parse_duration
 
 if TYPE_CHECKING:
-    from spotwarp_fs.cli.wiring import UmountReport
+    from spotwarp_fs.cli.reports import UmountReport
 
 
 @click.command("umount")

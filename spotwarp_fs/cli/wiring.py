@@ -6,7 +6,6 @@ Invariant: commands know these signatures only; which store, map, engine and mou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -15,150 +14,21 @@ from spotwarp_fs.cli.options import Location
 from spotwarp_fs.core.errors import UserError
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import (
+        Check,
+        CopyReport,
+        ListedFile,
+        MountReport,
+        MountWish,
+        PushReport,
+        SalvageLine,
+        SalvageReport,
+        UmountReport,
+        WorkspaceLine,
+    )
     from spotwarp_fs.cli.sources import LoadedSettings
 
 Progress = Callable[[Mapping[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class MountWish:
-    """What `mount` was asked for, beyond settings."""
-
-    mountpoint: Path
-    takeover: bool = False
-    read_only: bool = False
-    at: str | None = None
-    foreground: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MountReport:
-    """What was mounted; `mount` prints it when the workspace is usable."""
-
-    mountpoint: str
-    workspace: str
-    store: str
-    form: str
-    created: bool
-    manifest: int
-    age_s: float
-    logical_bytes: int
-    files: int
-    read_only: bool
-    daemon_pid: int
-    supervisor_pid: int
-    left_out: tuple[str, ...] = ()
-    """What the served state lacks of the head, each with the command that fetches it."""
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class UmountReport:
-    """What an unmount achieved."""
-
-    mountpoint: str
-    workspace: str
-    manifest: int | None
-    saved: bool
-    dirty_bytes: int = 0
-    left: tuple[str, ...] = ()
-    """Paths that could not be saved, a sample."""
-    fenced: bool = False
-    """Another writer has the workspace; what was left is salvage."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkspaceLine:
-    """One workspace of a store."""
-
-    name: str
-    head_number: int
-    age_s: float
-    logical_bytes: int
-    files: int
-    live: bool
-    """A writer has shown itself lately."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """One file of a listing."""
-
-    path: bytes
-    kind: str
-    """One letter, as `ls -l` shows it: `-dlpscb`."""
-    mode: int
-    uid: int
-    gid: int
-    links: int
-    size: int
-    mtime_ns: int
-    target: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CopyReport:
-    """What a copy moved."""
-
-    files: int
-    bytes_copied: int
-    manifest: int
-
-
-@dataclass(frozen=True, slots=True)
-class PushReport:
-    """What a push published."""
-
-    workspace: str
-    manifest: int
-    files: int
-    bytes_read: int
-    bytes_sent: int
-
-
-@dataclass(frozen=True, slots=True)
-class SalvageLine:
-    """Work that a writer left unpublished."""
-
-    id: str
-    workspace: str
-    writer_epoch: int
-    where: str
-    """`node` or `store`."""
-    age_s: float
-    files: int
-    dirty_bytes: int
-    reason: str = ""
-    complete: bool = True
-    """Can be copied as it is; one in the store may have been cut short."""
-
-
-@dataclass(frozen=True, slots=True)
-class SalvageReport:
-    """What was brought back from a salvage."""
-
-    files: int
-    bytes_copied: int
-    manifest: int
-    """The state that the lost writer went on from."""
-    removed: tuple[str, ...] = ()
-    """Paths that it had removed."""
-    damaged: tuple[str, ...] = ()
-    """Files that were set aside with holes, because blocks of them could not be read then."""
-    unreadable: tuple[str, ...] = ()
-    """Files that could not be copied, each with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding of `doctor`."""
-
-    name: str
-    outcome: str
-    """`ok`, `warn` or `fail`."""
-    detail: str
-    remedy: str = ""
-    exit_code: int = field(default=1)
 
 
 def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountReport], None]) -> int:

@@ -19,15 +19,15 @@ from spotwarp_fs.cli.wiring_read import walk
 from spotwarp_fs.core.errors import UserError
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import CopyReport
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import CopyReport
 
 
 def copy_out(
     loaded: LoadedSettings, where: Location, target: Path, *, at: str | None, recursive: bool, on_progress: Progress
 ) -> CopyReport:
     """Copy a file or tree out of a workspace, with modes, times, links, xattrs and holes."""
-    from spotwarp_fs.cli.wiring import CopyReport
+    from spotwarp_fs.cli.reports import CopyReport
 
     path = os.fsencode(where.path)
 

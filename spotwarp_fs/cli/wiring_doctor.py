@@ -20,9 +20,9 @@ from spotwarp_fs.local.system import SystemEntropy, SystemWall
 from spotwarp_fs.store.probe import SKEW_MAX_S, ProbeReport, probe
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import Check
     from spotwarp_fs.cli.settings import Settings
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import Check
 
 LOCK_NAMES: Final = ("*.lock", "*-journal", "*-wal", "*.pid", "pidfile", "lockfile", ".lock", ".~lock.*")
 SHOWN_MAX: Final = 20
@@ -30,7 +30,7 @@ SHOWN_MAX: Final = 20
 
 def probe_store(loaded: LoadedSettings, *, write: bool) -> Iterator[Check]:
     """Check that the store answers; with *write*, that it honours what safe writing needs (P-16)."""
-    from spotwarp_fs.cli.wiring import Check
+    from spotwarp_fs.cli.reports import Check
 
     settings = loaded.settings
     url = settings.store_url()
@@ -70,7 +70,7 @@ async def _probed(settings: Settings) -> ProbeReport:
 
 
 def _failed_probe(error: SpotwarpError, *, unsafe: bool) -> Check:
-    from spotwarp_fs.cli.wiring import Check
+    from spotwarp_fs.cli.reports import Check
 
     if not isinstance(error, Unsupported):
         return Check("store writes", "fail", str(error), _remedy(error), error.exit_code)
@@ -80,7 +80,7 @@ def _failed_probe(error: SpotwarpError, *, unsafe: bool) -> Check:
 
 
 def _findings(report: ProbeReport) -> Iterator[Check]:
-    from spotwarp_fs.cli.wiring import Check
+    from spotwarp_fs.cli.reports import Check
 
     yield Check("conditional writes", "ok", "of two writers, one wins")
     if not report.stale_match_refused:
@@ -111,7 +111,7 @@ def _remedy(error: SpotwarpError) -> str:
 
 def stale_locks(loaded: LoadedSettings, workspace: str) -> Iterator[Check]:
     """Look through the head of a workspace for locks and sockets of programs that a lost node took with it (D13)."""
-    from spotwarp_fs.cli.wiring import Check
+    from spotwarp_fs.cli.reports import Check
 
     async def found() -> list[str]:
         async with opened(loaded.settings, workspace, Latest()) as reader:

@@ -22,8 +22,8 @@ from spotwarp_fs.cli.mounts import MountRecord, find_mount, is_alive, mount_id, 
 from spotwarp_fs.core.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import MountReport, MountWish, UmountReport
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import MountReport, MountWish, UmountReport
 
 START_TIMEOUT_S = 300.0
 END_TIMEOUT_S = 15.0
@@ -88,7 +88,7 @@ def _make(mountpoint: Path) -> None:
 
 
 def _report(values: Mapping[str, Any], supervisor_pid: int) -> MountReport:
-    from spotwarp_fs.cli.wiring import MountReport
+    from spotwarp_fs.cli.reports import MountReport
 
     known = {**values, "left_out": tuple(values["left_out"]), "notes": tuple(values["notes"])}
     return MountReport(**known, supervisor_pid=supervisor_pid)
@@ -147,7 +147,7 @@ def _joined(record: MountRecord) -> Ready:
 def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
     from spotwarp_fs.cli import client
-    from spotwarp_fs.cli.wiring import UmountReport
+    from spotwarp_fs.cli.reports import UmountReport
 
     state_dir = client.state_directory()
     if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):

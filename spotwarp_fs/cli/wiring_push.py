@@ -28,9 +28,9 @@ from spotwarp_fs.engine.states import Latest
 from spotwarp_fs.local.system import SystemEntropy
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import PushReport
     from spotwarp_fs.cli.settings import Settings
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import PushReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def check_unmoved(session: Session, workspace: str, before: Before | None) -> No
 async def _push(
     session: Session, workspace: str, scan: Scan, pinned: ManifestNumber | None, on_progress: Progress
 ) -> PushReport:
-    from spotwarp_fs.cli.wiring import PushReport
+    from spotwarp_fs.cli.reports import PushReport
 
     pusher = Pusher(session, scan, on_progress)
     await pusher.run()

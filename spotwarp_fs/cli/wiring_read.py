@@ -27,8 +27,8 @@ from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.local.system import SystemEntropy
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import ListedFile, WorkspaceLine
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import ListedFile, WorkspaceLine
 
 WORKSPACES_AT_ONCE: Final = 8
 ZEROS_BYTES: Final = 1 << 20
@@ -72,7 +72,7 @@ def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:
 
 
 async def _workspace_line(store: ObjectStore, name: str) -> WorkspaceLine:
-    from spotwarp_fs.cli.wiring import WorkspaceLine
+    from spotwarp_fs.cli.reports import WorkspaceLine
 
     _, scoped = await find_workspace(store, name, create=False, entropy=SystemEntropy())
     found = await find_head(scoped)
@@ -116,7 +116,7 @@ def walk(reader: Reader, workspace: str, path: bytes, *, follow: bool = False) -
 
 
 def _listed(path: bytes, node: Node) -> ListedFile:
-    from spotwarp_fs.cli.wiring import ListedFile
+    from spotwarp_fs.cli.reports import ListedFile
 
     record = node.record
     is_link = stat.S_ISLNK(record.mode)

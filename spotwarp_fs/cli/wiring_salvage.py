@@ -51,9 +51,9 @@ from spotwarp_fs.local.system import SystemEntropy, SystemWall
 from spotwarp_fs.store.scoped import Scoped
 
 if TYPE_CHECKING:
+    from spotwarp_fs.cli.reports import SalvageLine, SalvageReport
     from spotwarp_fs.cli.settings import Settings
     from spotwarp_fs.cli.sources import LoadedSettings
-    from spotwarp_fs.cli.wiring import SalvageLine, SalvageReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ async def _names(store: ObjectStore, workspace: str | None) -> list[str]:
 
 
 async def _stored_lines(store: ObjectStore, name: str) -> list[SalvageLine]:
-    from spotwarp_fs.cli.wiring import SalvageLine
+    from spotwarp_fs.cli.reports import SalvageLine
 
     _, scoped = await find_workspace(store, name, create=False, entropy=SystemEntropy())
     lines = []
@@ -164,7 +164,7 @@ async def _stored_lines(store: ObjectStore, name: str) -> list[SalvageLine]:
 
 
 def _kept_line(kept: Kept) -> SalvageLine:
-    from spotwarp_fs.cli.wiring import SalvageLine
+    from spotwarp_fs.cli.reports import SalvageLine
 
     epoch = files = unpublished = 0
     reason = kept.reason
@@ -197,7 +197,7 @@ def salvage_copy(
     loaded: LoadedSettings, salvage_id: str, target: Path, *, whole: bool, on_progress: Progress
 ) -> SalvageReport:
     """Copy a salvage's tree, or what its writer had changed or made; a file that cannot be read is reported."""
-    from spotwarp_fs.cli.wiring import SalvageReport
+    from spotwarp_fs.cli.reports import SalvageReport
 
     _check_target(target)
 
