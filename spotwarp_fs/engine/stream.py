@@ -27,15 +27,15 @@ from spotwarp_fs.core.records import (
     FrameState,
     NodeTable,
     changelog_key,
-    ino_key,
     table_range,
 )
 from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.sections import MetadataWriter, Written
-from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode, ManifestNumber, PackId, WriterEpoch
+from spotwarp_fs.core.types import ChangeSeq, Inode, ManifestNumber, PackId, WriterEpoch
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.cut import Abandoned, Cut
 from spotwarp_fs.engine.durability import Durability
+from spotwarp_fs.engine.early import EarlyUpload
 from spotwarp_fs.engine.export import complete, draft
 from spotwarp_fs.engine.load import remember_head
 from spotwarp_fs.engine.metadata import Metadata
@@ -64,7 +64,7 @@ class Barrier:
 
 
 class Streamer:
-    """The cut loop and the early upload."""
+    """The cut loop."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Streamer:
         self._answering: list[Barrier] = []
         """Asked for before the cut that is on its way began."""
         self._asked = trio.Event()
-        self._urgent = False
+        early = EarlyUpload(workspace, sealer)
+        self.urge, self.upload_early = early.urge, early.run
         self._last_begun_s = -1e9
         self._last_took_s = 0.0
         self._due_by_clock_s: float | None = None
@@ -136,12 +137,9 @@ class Streamer:
             barrier.done.set()
         self._answering, self._barriers = [], []
 
-    def urge(self) -> None:
-        """Send everything dirty now: somebody waits for room."""
-        self._urgent = True
-
     async def run(self) -> None:
         """Cut and publish until cancelled; raises Fenced."""
+        pause_s = self._ws.settings.retry_first_s
         while True:
             await self._until_due()
             self._answering, self._barriers = self._barriers, []
@@ -155,7 +153,10 @@ class Streamer:
             except Abandoned as reason:
                 self.abandoned_cuts += 1
                 self._ws.report(f"a cut was abandoned: {reason}")
-                await trio.sleep(self._ws.settings.retry_first_s)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._ws.settings.retry_max_s)  # a bad block stays until it is rewritten
+            else:
+                pause_s = self._ws.settings.retry_first_s
             finally:
                 # Whatever ended this cut, the next one answers them.
                 self._barriers = self._answering + self._barriers
@@ -408,39 +409,6 @@ class Streamer:
                 if len(rows) < ROWS_PER_STEP:
                     return
             await trio.lowlevel.checkpoint()
-
-    async def upload_early(self) -> None:
-        """Send cold dirty blocks before the cut, so that a cut is short and the link is never idle."""
-        ws, settings = self._ws, self._ws.settings
-        while True:
-            await trio.sleep(settings.early_upload_period_s if not self._urgent else 0.02)
-            if ws.cut is not None or ws.fenced is not None:
-                continue
-            urgent, self._urgent = self._urgent, False
-            before = trio.current_time() - (0.0 if urgent else settings.cold_after_s)
-            for ino, block in self._cold(before, settings.early_upload_batch, unnamed=urgent):
-                if ws.cut is not None:
-                    break
-                await self._sealer.submit(ino, block, None)
-            if urgent:
-                self._sealer.flush()
-
-    def _cold(self, before: float, count_max: int, *, unnamed: bool) -> list[tuple[Inode, BlockIndex]]:
-        """Dirty blocks to send, of the newest files first: with a link that is too slow the others may soon be gone.
-
-        Those of files without a name are sent only for room: no manifest will have them (P-10).
-        """
-        found: list[tuple[Inode, BlockIndex]] = []
-        with self._ws.kv.read() as view:
-            for ino, blocks in reversed(self._ws.dirty.items()):
-                if not unnamed and view.get(ino_key(NodeTable.ORPHANS, ino)) is not None:
-                    continue
-                for block, written_s in blocks.items():
-                    if written_s <= before and not self._sealer.busy_with(ino, block):
-                        found.append((ino, block))
-                        if len(found) == count_max:
-                            return found
-        return found
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
