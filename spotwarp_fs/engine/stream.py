@@ -139,6 +139,7 @@ class Streamer:
 
     async def run(self) -> None:
         """Cut and publish until cancelled; raises Fenced."""
+        pause_s = self._ws.settings.retry_first_s
         while True:
             await self._until_due()
             self._answering, self._barriers = self._barriers, []
@@ -152,7 +153,10 @@ class Streamer:
             except Abandoned as reason:
                 self.abandoned_cuts += 1
                 self._ws.report(f"a cut was abandoned: {reason}")
-                await trio.sleep(self._ws.settings.retry_first_s)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._ws.settings.retry_max_s)  # a bad block stays until it is rewritten
+            else:
+                pause_s = self._ws.settings.retry_first_s
             finally:
                 # Whatever ended this cut, the next one answers them.
                 self._barriers = self._answering + self._barriers
