@@ -8,8 +8,8 @@ not ours means lost.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import trio
 
@@ -33,8 +33,9 @@ from spotwarp_fs.core.namespace import make_root
 from spotwarp_fs.core.ports import KVStore, Lane, ObjectStore, Work
 from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, inode_key, table_range
 from spotwarp_fs.core.requests import Actor
-from spotwarp_fs.core.sections import MetadataWriter, Root
+from spotwarp_fs.core.sections import MetadataWriter
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
+from spotwarp_fs.engine.claimed import Claimed
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import live_writer, read_beat
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
@@ -60,25 +61,6 @@ class ForeignHead(Exception):
     def __init__(self, head: Head) -> None:
         super().__init__(f"manifest {head.manifest.number} is by session {head.manifest.session}")
         self.head = head
-
-
-@dataclass(slots=True)
-class Claimed:
-    """What a claim won."""
-
-    publisher: Publisher
-    base: FrameRef | None
-    """Where block maps lie that are not loaded."""
-    root: Root | None
-    """The base's root; None when there is no base, or the store did not answer in time."""
-    created: bool
-    resumed_from: Manifest | None
-    """The head that was found; None for a new workspace."""
-    left_out: tuple[str, ...] = ()
-    taken_over: bool = False
-    """The cache was empty: all bytes are in the store only."""
-    pending: Callable[[], Awaitable[None]] | None = None
-    """The takeover still to be published: the store did not answer in time, and the cache serves its own state."""
 
 
 class Claim:

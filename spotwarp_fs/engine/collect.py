@@ -31,7 +31,7 @@ from spotwarp_fs.core.records import (
 from spotwarp_fs.core.retention import Reason
 from spotwarp_fs.core.types import ManifestNumber, PackId
 from spotwarp_fs.engine import keepers
-from spotwarp_fs.engine.claim import Claimed
+from spotwarp_fs.engine.claimed import Claimed
 from spotwarp_fs.engine.history import History
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.publish import Head, Publisher, exists

@@ -7,7 +7,7 @@ the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -158,14 +158,13 @@ class Hydrator:
         return len(missing) <= room or not missing
 
     async def background(self, places: Sequence[Place], may_take: Callable[[int], bool]) -> list[Fetch]:
-        """Start fetching what is missing of *places*, neighbours in a pack together, whosever blocks they are.
+        """Start fetching what is missing of *places*, about in their order, neighbours in a pack together.
 
         Waits while the store is away and whenever the background has no turn; ends early as soon as *may_take* refuses
         the bytes of a request, and when nothing may be fetched any more. Returns what it began.
         """
-        items = sorted(self._missing(places), key=lambda item: (item.frame.pack, item.frame.offset))
         begun: list[Fetch] = []
-        for run in grouped(items, self._run_bytes, self._ws.settings.hydrate_gap_bytes):
+        for run in self._background_runs(places):
             while not self._health.reachable and not self._over:
                 await trio.sleep(self._ws.settings.outage_probe_s)
             if self._over or not may_take(sum(item.frame.raw_bytes for item in run)):
@@ -176,6 +175,22 @@ class Hydrator:
                 await fetch.turn.admitted.wait()
             await trio.lowlevel.checkpoint()
         return begun
+
+    def _background_runs(self, places: Sequence[Place]) -> Iterator[list[Item]]:
+        """Group what is missing by where it lies, a limited number of bytes at a time: their order matters too."""
+        some: list[Item] = []
+        raw_bytes = 0
+        for item in self._missing(places):
+            if raw_bytes + item.frame.raw_bytes > self._ws.settings.hydrate_sort_bytes:
+                yield from self._by_place(some)
+                some, raw_bytes = [], 0
+            some.append(item)
+            raw_bytes += item.frame.raw_bytes
+        yield from self._by_place(some)
+
+    def _by_place(self, items: list[Item]) -> list[list[Item]]:
+        items.sort(key=lambda item: (item.frame.pack, item.frame.offset))
+        return grouped(items, self._run_bytes, self._ws.settings.hydrate_gap_bytes)
 
     @property
     def _over(self) -> bool:

@@ -21,7 +21,8 @@ from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
-from spotwarp_fs.engine.claim import Claim, Claimed
+from spotwarp_fs.engine.claim import Claim
+from spotwarp_fs.engine.claimed import Claimed
 from spotwarp_fs.engine.collect import Collector, keep_books
 from spotwarp_fs.engine.dirty import dirty_bytes
 from spotwarp_fs.engine.durability import Durability
@@ -40,6 +41,8 @@ from spotwarp_fs.engine.scratch import Gatherer, settle
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.snapshots import Snapshots
 from spotwarp_fs.engine.stream import Streamer
+from spotwarp_fs.engine.tracing import trace_reads
+from spotwarp_fs.engine.warm import Warmer
 from spotwarp_fs.engine.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -99,6 +102,7 @@ class Session:
     collector: Collector
     snapshots: Snapshots
     salvager: Salvager
+    warmer: Warmer
     started_s: float
     fenced: trio.Event = field(default_factory=trio.Event)
     streaming: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -177,6 +181,8 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(session.gatherer.run)
             nursery.start_soon(session.history.run)
             nursery.start_soon(session.collector.run)
+            if claimed.taken_over:
+                nursery.start_soon(_warm, session)
             yield session
             ws.stopping = True
             session.streamer.end_waits(Unavailable("the session ends"))
@@ -219,6 +225,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
     history = History(ws, ports.store, publisher, health)
     collector = Collector(ws, ports.store, metadata, publisher, sealer, history, claimed, files.load_map)
     keep_books(streamer, history, collector)
+    trace_reads(ws, files, streamer)
     filesystem = Filesystem(ws, files)
     filesystem.reap_orphans()
     settle(ws)
@@ -232,7 +239,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
     return Session(
         ports, filesystem, rebaser, gatherer, files, streamer, sealer, hydrator, maps, metadata, packs, publisher,
         durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
-        salvager, trio.current_time(),
+        salvager, Warmer(ws, hydrator, files.load_map, budget, lambda: publisher.head.manifest), trio.current_time(),
     )  # fmt: skip
 
 
@@ -261,6 +268,19 @@ async def _stream_until_fenced(session: Session) -> None:
             log.exception("streaming stopped by an error; trying again")
             session.workspace.report(f"streaming: {type(error).__name__}: {error}")
             await trio.sleep(session.workspace.settings.retry_max_s)
+
+
+async def _warm(session: Session) -> None:
+    """Fetch ahead until everything is here, or another writer has the workspace."""
+    async with trio.open_nursery() as nursery:
+
+        async def until_fenced() -> None:
+            await session.fenced.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_fenced)
+        await session.warmer.run()
+        nursery.cancel_scope.cancel()
 
 
 async def _salvage(session: Session) -> None:

@@ -45,6 +45,8 @@ class EngineSettings:
     """Neighbouring frames of one pack are fetched in one ranged GET of up to so many blocks."""
     hydrate_gap_bytes: int = 128 << 10
     """What lies between two frames is fetched along up to this size: cheaper than a request more."""
+    hydrate_sort_bytes: int = 128 * MiB
+    """What is fetched in background is put into the order of packs so many bytes at a time."""
     readahead_blocks_max: int = 128
     whole_files_max: int = 4
     """Files that are fetched whole at the same time because of the way they are read."""

@@ -83,6 +83,7 @@ class Plan:
             inode_batch=rng.choice((1, 4)),
             retry_max_s=rng.choice((1.0, 10.0)),
             drain_s=30.0,
+            warm_bytes_max=rng.choice((0, 1 << 40)),
         )
         bad = rng.random() < 0.6
         faults = FaultSchedule(

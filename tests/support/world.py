@@ -102,7 +102,8 @@ class Node:
     journal: MemoryJournal = field(default_factory=MemoryJournal)
 
 
-FAST = EngineSettings(interval_s=1.0, heartbeat_s=3.0, disk_reserve_bytes=0)
+FAST = EngineSettings(interval_s=1.0, heartbeat_s=3.0, disk_reserve_bytes=0, warm_bytes_max=0)
+"""Nothing is fetched unasked: a history says itself what is local."""
 
 
 @asynccontextmanager
