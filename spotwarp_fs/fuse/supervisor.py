@@ -291,8 +291,11 @@ def write_record(path: Path) -> Record:
 
     def record(state: Supervised) -> None:
         draft = path.with_name(path.name + ".new")
-        draft.write_text(json.dumps(asdict(state)))
-        draft.replace(path)
+        try:
+            draft.write_text(json.dumps(asdict(state)))
+            draft.replace(path)
+        except OSError as error:  # a full disk must not leave the daemon without its supervisor
+            log.error("not recorded path=%s reason=%s", path, error)
 
     return record
 

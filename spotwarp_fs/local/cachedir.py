@@ -93,8 +93,12 @@ class CacheDir:
     def certify_map(self) -> None:
         """Say that the map is complete (loaded or rebuilt) and may be believed until the next boot."""
         stamp = _stamp(self.map_path)
-        if stamp is not None:
-            (self.map_path / "trusted").write_text(stamp)
+        if stamp is None or self.map_trusted:
+            return
+        # Whole or not at all: a kill or a full disk in between must not take the belief in a good map away.
+        draft = self.map_path / "trusted.new"
+        draft.write_text(stamp)
+        draft.replace(self.map_path / "trusted")
 
     def discard_map(self) -> None:
         """Throw the map away: it comes from another boot, or was never completed. Data files and journal stay."""
@@ -123,7 +127,8 @@ class CacheDir:
     def note_released(self, *, released: bool) -> None:
         """Remember whether everything here is in the store."""
         if released:
-            (self.state / "released").touch()
+            with contextlib.suppress(OSError):  # a full disk; then the next start finds out by itself
+                (self.state / "released").touch()
         else:
             (self.state / "released").unlink(missing_ok=True)
 

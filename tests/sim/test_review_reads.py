@@ -38,8 +38,10 @@ class ColdPages(MemoryDataFiles):
 @pytest.mark.promise("P-08")
 @pytest.mark.parametrize("size", [0, BLOCK_BYTES // 2])
 def test_a_read_that_meets_a_truncation_gives_no_zeros(size: int) -> None:
-    """1. Blocks of `f` came from the store; this session never wrote them. 2. A read of block 1 goes to a thread. 3. `f`
-    is cut short, and its data file with it. 4. The thread finds nothing there, and that is not what the file held."""
+    """1. Blocks of `f` came from the store; this session never wrote them. 2. A read of block 1 goes to a thread.
+
+    3. `f` is cut short, and its data file with it. 4. The thread finds nothing there, and the file never held that.
+    """
 
     async def main() -> None:
         store = await store_with(b"f", OLD + OLD)
@@ -61,7 +63,7 @@ def test_a_read_that_meets_a_truncation_gives_no_zeros(size: int) -> None:
 
 
 def test_generations_never_come_back_and_are_bounded() -> None:
-    """1. A run of weeks writes, truncates and removes millions of blocks. 2. What is remembered of each must not stay."""
+    """1. A run of weeks writes, truncates and removes millions of blocks. 2. What is remembered of each goes."""
     generations = Generations(entries_max=100)
     one, seen = (Inode(1), BlockIndex(0)), set[int]()
     for number in range(1000):
