@@ -25,7 +25,7 @@ from spotwarp_fs.engine.groups import only_cause
 from spotwarp_fs.engine.report import Reporter
 from spotwarp_fs.store.faults import FaultStore
 from spotwarp_fs.store.memory import MemoryStore
-from tests.support.collecting import QUIET, collect_fully, noise, publish, put, verify_retained
+from tests.support.collecting import QUIET, collect_fully, listing, noise, publish, put, verify_retained
 from tests.support.published import Published, published
 from tests.support.sim_node import SimNode, SimWorkers
 from tests.support.sim_world import ROOT
@@ -377,5 +377,41 @@ def test_Mo_a_cloned_image_is_another_writer() -> None:
             await session.streamer.barrier()
             assert session.workspace.fenced is None
         assert await published_content(store, b"g") == NEW
+
+    in_virtual_time(main)
+
+
+class NeverSent(FaultStore):
+    """The next manifest is not sent before the node is killed."""
+
+    hold = False
+
+    async def put_if_absent(self, key: ObjectKey, body: bytes, *, lane: Lane = Lane.CONTROL) -> ObjectInfo:
+        if self.hold and "/manifests/" in key:
+            await trio.sleep_forever()
+        return await super().put_if_absent(key, body, lane=lane)
+
+
+@pytest.mark.history("C16")
+@pytest.mark.promise("P-01")
+@pytest.mark.promise("P-03")
+def test_C16_a_kill_between_the_packs_and_the_manifest_loses_no_change() -> None:
+    async def main() -> None:
+        inner, node = new_store(), SimNode("a")
+        store = NeverSent(inner, random.Random(1))
+        async with start(store, node, settings=MANUAL) as session:
+            await create(session, b"doomed", OLD)
+            await session.streamer.barrier()
+            await session.filesystem.unlink(ROOT_INODE, b"doomed")
+            await create(session, b"kept", NEW)
+            store.hold = True
+            with trio.move_on_after(30):
+                await session.streamer.barrier()
+        async with start(inner, node.restarted(), settings=MANUAL) as session:
+            assert await content(session, b"kept") == NEW
+            await session.streamer.barrier()
+        async with start(inner, Node(), rng=random.Random(2), settings=MANUAL) as session:
+            assert await content(session, b"kept") == NEW
+            assert [item.name for item in await listing(session)] == [b"kept"]
 
     in_virtual_time(main)

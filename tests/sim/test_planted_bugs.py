@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim import test_histories_blocks as blocks
+from tests.sim import test_histories_bounds as bounds
 from tests.sim import test_histories_publish as publish
 from tests.support.plants import PLANTS
 from tests.support.sim_world import run_world
@@ -25,7 +26,6 @@ FOUND_BY_WORLDS = {
     "zombie_goes_on_after_the_foreign_manifest": 12,
     "deletions_left_out": 4,
     "own_lost_answer_taken_for_a_rival": 72,
-    "rows_dropped_before_the_manifest_is_there": 16,
 }
 """Within so many seeds, counted from 0."""
 
@@ -47,6 +47,9 @@ FOUND_BY_HISTORIES: dict[str, Callable[[], None]] = {
     ),
     "truncated_blocks_not_dropped_from_the_store": lambda: _with_patches(
         publish.test_H4_blocks_that_lie_only_in_the_base_are_dropped_too
+    ),
+    "rows_dropped_before_the_manifest_is_there": (
+        bounds.test_C16_a_kill_between_the_packs_and_the_manifest_loses_no_change
     ),
     "session_not_noted_before_its_takeover": (
         publish.test_C16_L1_a_restart_knows_its_own_manifest_and_keeps_every_deletion
