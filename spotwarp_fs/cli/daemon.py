@@ -86,6 +86,7 @@ def engine_settings(settings: Settings, cache_bytes_max: int) -> EngineSettings:
         retain_recent_s=settings.retention.last,
         frames_in_memory_max=max(FRAMES_MIN, settings.memory_max // BYTES_PER_FRAME),
         hydrate_parallel_max=max(RUNS_MIN, min(settings.fetch_threads, settings.memory_max // BYTES_PER_RUN)),
+        hydrate_all=settings.hydrate == "all",
         drain_s=settings.drain_timeout,
         grace_s=settings.grace,
     )

@@ -264,6 +264,11 @@ class Settings(Section):
     )
     upload_threads: int = Field(default=8, ge=1, le=64, description="Packs sent at the same time, at most.")
     fetch_threads: int = Field(default=16, ge=1, le=128, description="Ranges fetched at the same time, at most.")
+    hydrate: Literal["lazy", "all"] = Field(
+        default="lazy",
+        description="After a takeover fetch ahead what will likely be read (lazy), or then also everything else that "
+        "fits into four fifths of the cache (all).",
+    )
     grace: Duration = Field(
         default=10 * MINUTE_S,
         ge=MINUTE_S,

@@ -10,24 +10,12 @@ from dataclasses import dataclass
 
 import trio
 
-from spotwarp_fs.core import paths
-from spotwarp_fs.core.ports import KVSnapshot, Work
-from spotwarp_fs.core.records import (
-    ENTRY_TABLE,
-    EntryRecord,
-    InodeRecord,
-    NodeTable,
-    inode_key,
-    key_ino,
-    key_name,
-    table_range,
-)
-from spotwarp_fs.core.scratch import published
+from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
 from spotwarp_fs.core.types import ManifestNumber
 from spotwarp_fs.engine.dirty import dirty_bytes
+from spotwarp_fs.engine.newest import newest_checkpoint
 from spotwarp_fs.engine.session import Session
-from spotwarp_fs.engine.workspace import Workspace
 
 RATE_WINDOW_S = 30.0
 SAMPLE_PERIOD_S = 1.0
@@ -158,32 +146,12 @@ class Reporter:
             snapshot = ws.kv.snapshot()
             try:
                 unsafe = {item.ino for item in head.in_flight}
-                found = await ws.workers.run(Work.DISK, newest_checkpoint, snapshot, ws, unsafe)
+                found = await ws.workers.run(Work.DISK, newest_checkpoint, snapshot, ws.policies, unsafe)
             finally:
                 snapshot.close()
-            self._safe = head.number, None if found is None else (*found, head.number)
+            name = "" if found is None else found.path.decode(errors="replace")
+            self._safe = head.number, None if found is None else (name, found.mtime_ns, head.number)
         if self._safe[1] is None:
             return None
         name, mtime_ns, number = self._safe[1]
         return SafeCheckpoint(name, max(0.0, (ws.wall.now_ns() - mtime_ns) / 1e9), number)
-
-
-def newest_checkpoint(snapshot: KVSnapshot, workspace: Workspace, unsafe: set[int]) -> tuple[str, int] | None:
-    """Find the newest atomic directory, or else file, that is whole and has no unpublished change of its own."""
-    policies, view = workspace.policies, published(snapshot)
-    best: dict[bool, tuple[int, bytes]] = {}
-    for key, value in view.scan(*table_range(ENTRY_TABLE)):
-        name, entry = key_name(key), EntryRecord.decode(value)
-        directory = policies.is_atomic_dir(name)
-        if entry.ino in unsafe or not (directory or policies.is_atomic(name)):
-            continue
-        record = view.get(inode_key(entry.ino))
-        pending = view.get(NodeTable.CHANGES + key) or view.get(NodeTable.CHANGES + inode_key(entry.ino))
-        if record is None or pending is not None:
-            continue
-        mtime_ns = InodeRecord.decode(record).mtime_ns
-        if directory not in best or mtime_ns > best[directory][0]:
-            parent = paths.path_of(view, key_ino(key)) or b""
-            best[directory] = mtime_ns, parent + b"/" + name if parent else name
-    found = best.get(True) or best.get(False)
-    return None if found is None else (found[1].decode(errors="replace").lstrip("/"), found[0])

@@ -12,7 +12,7 @@ from itertools import islice
 import trio
 
 from spotwarp_fs.core.ports import KVRead
-from spotwarp_fs.core.records import TREE_TABLES, NodeTable, inode_key, key_ino, table_range
+from spotwarp_fs.core.records import TREE_TABLES, NodeTable, key_ino, table_range
 from spotwarp_fs.core.scratch import is_scratch
 from spotwarp_fs.core.trace import TRACE_KEY, Entry, Roles, decode, encode, extents_of, merged
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
@@ -107,7 +107,5 @@ def _something_changed(view: KVRead) -> bool:
     """The cut has more to say than what scratch files did."""
     for _, key in islice(view.scan(*table_range(NodeTable.CHANGELOG)), ROWS_LOOKED_AT_MAX):
         if key[:1] not in TREE_TABLES or not is_scratch(view, key_ino(key)):
-            return True
-        if view.get(inode_key(key_ino(key))) is None:
             return True
     return False

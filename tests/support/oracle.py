@@ -20,6 +20,7 @@ from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     ENTRY_TABLE,
     INODE_TABLE,
+    TREE_TABLES,
     XATTR_TABLE,
     EntryRecord,
     FrameRef,
@@ -346,7 +347,8 @@ class StoreReader:
         xattrs: dict[int, list[tuple[bytes, bytes]]] = {}
         blocks: dict[int, Blocks] = {}
         held: dict[int, int] = {}
-        for key in sorted(self._state, key=lambda key: (key[:1] != INODE_TABLE, key)):
+        of_tree = (key for key in self._state if key[:1] in TREE_TABLES)
+        for key in sorted(of_tree, key=lambda key: (key[:1] != INODE_TABLE, key)):
             value, ino = self._state[key], key_ino(key)
             if key[:1] == INODE_TABLE:
                 records[ino] = InodeRecord.decode(value)
