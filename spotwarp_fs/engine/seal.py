@@ -207,7 +207,7 @@ class Sealer:
                 waiting.append(job)
             else:
                 self._add(job, stored, name, len(raw))
-        except (OSError, KeyError) as error:
+        except Exception as error:  # whatever it is, it must not take the mount along
             if job.cut is not None and job.cut.abandoned:
                 self._finish(job)  # its spool went while the block was being read
                 return
@@ -311,6 +311,9 @@ class Sealer:
                     job.cut.abandon(str(fenced))
                 self._finish(job)
             return
+        except Exception as error:
+            await self._give_up(pack, error)
+            return
         try:
             await self._settle_pack(pack, refs)
         except OSError as error:
@@ -329,9 +332,9 @@ class Sealer:
             self._acknowledge(done[at : at + SETTLED_PER_STEP])
             await trio.lowlevel.checkpoint()
 
-    async def _give_up(self, pack: OpenPack, error: OSError) -> None:
-        """The disk refused the note of frames that the store has: their blocks stay dirty, and are sent again later."""
-        self._ws.report(f"frames that were uploaded cannot be noted: {error}")
+    async def _give_up(self, pack: OpenPack, error: Exception) -> None:
+        """A pack, or the note of its frames, was refused: their blocks stay dirty, and are sent again later."""
+        self._ws.report(f"a pack of {len(pack.jobs)} frames is given up: {error}")
         await trio.sleep(self._ws.settings.retry_max_s)  # not one pack after the other, as fast as the link goes
         for name, jobs in pack.jobs.items():
             self._uploading.pop(name, None)

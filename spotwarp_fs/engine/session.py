@@ -8,7 +8,7 @@ publishes nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -172,15 +172,13 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
         session = _wire(ports, claim, claimed, nursery)
         async with session.sealer.serve():
             nursery.start_soon(session.durability.run)
-            nursery.start_soon(session.budget.run)
+            nursery.start_soon(_lasting, session, session.budget.run)
             nursery.start_soon(_stream, session)
-            nursery.start_soon(session.streamer.upload_early)
+            nursery.start_soon(_lasting, session, session.streamer.upload_early)
             nursery.start_soon(_salvage, session)
             nursery.start_soon(_beat, session)
-            nursery.start_soon(session.rebaser.run)
-            nursery.start_soon(session.gatherer.run)
-            nursery.start_soon(session.history.run)
-            nursery.start_soon(session.collector.run)
+            for run in (session.rebaser.run, session.gatherer.run, session.history.run, session.collector.run):
+                nursery.start_soon(_lasting, session, run)
             if claimed.taken_over:
                 nursery.start_soon(_warm, session)
             yield session
@@ -263,11 +261,24 @@ async def _stream_until_fenced(session: Session) -> None:
         except Fenced as reason:
             await session.fence(reason)
             return
-        except (SpotwarpError, OSError, AssertionError) as error:
+        except Exception as error:
             # The mount lives on and local data is safe: say it loudly, try again.
             log.exception("streaming stopped by an error; trying again")
             session.workspace.report(f"streaming: {type(error).__name__}: {error}")
             await trio.sleep(session.workspace.settings.retry_max_s)
+
+
+async def _lasting(session: Session, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a task whose errors are no reason to end the mount, and every open file with it: say it loudly, try again."""
+    while True:
+        try:
+            await run()
+        except Exception as error:
+            log.exception("a task was stopped by an error; trying again")
+            session.workspace.report(f"{type(error).__name__}: {error}")
+            await trio.sleep(session.workspace.settings.retry_max_s)
+        else:
+            return
 
 
 async def _warm(session: Session) -> None:
