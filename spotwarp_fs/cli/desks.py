@@ -19,6 +19,7 @@ from spotwarp_fs.cli.mounted import Served
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.core.errors import ExitCode, Fenced, UserError
 from spotwarp_fs.core.status import Status
+from spotwarp_fs.engine.place import moved
 from spotwarp_fs.engine.readonly import Looking
 from spotwarp_fs.engine.report import Reporter
 from spotwarp_fs.engine.scratch import not_restored
@@ -68,7 +69,7 @@ class WriterDesk:
         resumed = session.claimed.resumed_from
         now_s = session.publisher.server_now_s()
         with session.workspace.kv.read() as view:
-            notes = not_restored(view, resumed)
+            notes = moved(resumed, self._wish.mountpoint) + not_restored(view, resumed)
         return Ready(
             mountpoint=self._wish.mountpoint,
             workspace=self._name,

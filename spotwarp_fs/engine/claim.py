@@ -35,6 +35,7 @@ from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, inode_key
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
+from spotwarp_fs.engine import place
 from spotwarp_fs.engine.claimed import Claimed
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import live_writer, read_beat
@@ -311,7 +312,7 @@ class Claim:
             changes_bytes=before.changes_bytes,
             in_flight=in_flight,
             takeover={"from_number": before.number, "from_session": before.session},
-            notes=carried(before),
+            notes=place.carried(before) | carried(before),
             files=before.files,
             directories=before.directories,
             logical_bytes=before.logical_bytes,

@@ -18,6 +18,7 @@ from spotwarp_fs.core.errors import Fenced, SpotwarpError, StoreRefused, Unavail
 from spotwarp_fs.core.journal import JournalLog
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
+from spotwarp_fs.engine import place
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
@@ -220,6 +221,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         rebaser=rebaser, maps=maps, settle_marks=files.settle_marks,
     )  # fmt: skip
     streamer.on_published.append(rebaser.consider)
+    streamer.about = place.note_of(ports.writer.mountpoint) or place.carried(publisher.head.manifest)
     history = History(ws, ports.store, publisher, health)
     collector = Collector(ws, ports.store, metadata, publisher, sealer, history, claimed, files.load_map)
     keep_books(streamer, history, collector)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import trio
 
@@ -108,6 +109,8 @@ class Streamer:
         """Whether it is known which states older than a new base must stay."""
         self.load_maps: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         """Awaited just before each cut; what it does must still hold in the step that follows."""
+        self.about: dict[str, Any] = {}
+        """What every manifest of this session notes, for people."""
         self.on_published: list[Callable[[Head, ChangeSet], None]] = []
 
     @property
@@ -274,7 +277,7 @@ class Streamer:
         ws.cut = cut
         done = False
         try:
-            found, notes = self._judge(cut), note_of(cut.snapshot)
+            found, notes = self._judge(cut), self.about | note_of(cut.snapshot)
             drafted = await ws.workers.run(Work.CPU, draft, cut, self.head.manifest.change_seq)
             # Before anything waits for the store: in an outage the map would grow with every request.
             cut.let_go()
@@ -340,7 +343,7 @@ class Streamer:
         found: InFlight,
         counters: tuple[int, int, int],
         base: NewBase | None,
-        notes: dict[str, list[str]],
+        notes: dict[str, Any],
     ) -> Manifest:
         before = self.head.manifest
         stored = (written.stored_bytes if written is not None else 0) - (base.changes_bytes if base is not None else 0)

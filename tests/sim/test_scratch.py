@@ -113,7 +113,7 @@ def test_scratch_is_kept_here_and_missing_there() -> None:
             assert session.packs.bytes_uploaded < 2 * len(content(2))
             head = session.streamer.head.manifest
             assert (head.files, head.directories, head.logical_bytes) == (1, 2, len(content(2)))
-            assert head.notes == {"scratch": [".cache/uv"]}
+            assert head.notes["scratch"] == [".cache/uv"]
             assert session.workspace.dirty_blocks == 0
         async with start(store, node) as session:
             assert await Shell(session).read(CACHE + b"/wheel") == content(1)
@@ -124,7 +124,7 @@ def test_scratch_is_kept_here_and_missing_there() -> None:
             with session.workspace.kv.read() as view:
                 lines = not_restored(view, session.claimed.resumed_from)
             assert lines == ("scratch, not restored: .cache/uv",)
-            assert session.streamer.head.manifest.notes == {"scratch": [".cache/uv"]}
+            assert session.streamer.head.manifest.notes["scratch"] == [".cache/uv"]
             sound(session)
 
     play(main)

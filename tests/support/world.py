@@ -118,6 +118,7 @@ async def start(
     workers: Workers | None = None,
     at: StateWish | None = None,
     claims: list[Claim] | None = None,
+    mountpoint: str = "/mnt",
 ) -> AsyncIterator[Session]:
     """Serve the workspace on *node*; leaving the block kills the daemon (nothing is drained)."""
     rng = rng or random.Random(1)
@@ -144,7 +145,7 @@ async def start(
     )
     if claims is not None:
         claims.append(claim)
-    ports = SessionPorts(workspace, scoped, WORKSPACE_ID, node.journal, RoomyDisk(), Writer("test", 1, "/mnt", 0.0))
+    ports = SessionPorts(workspace, scoped, WORKSPACE_ID, node.journal, RoomyDisk(), Writer("test", 1, mountpoint, 0.0))
     async with serve(ports, claim) as session:
         yield session
 
