@@ -51,7 +51,12 @@ class ControlServer:
             task_status.started()
             async with trio.open_nursery() as nursery:
                 while True:
-                    connection, _ = await listener.accept()
+                    try:
+                        connection, _ = await listener.accept()
+                    except OSError as error:  # out of descriptors for a moment: no reason to end the mount
+                        log.warning("control connection not accepted reason=%s", error)
+                        await trio.sleep(PROGRESS_PERIOD_S)
+                        continue
                     nursery.start_soon(self._serve, trio.SocketStream(connection))
 
     async def _serve(self, stream: trio.SocketStream) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import trio
 
 from spotwarp_fs.engine.budget import Budget
 from spotwarp_fs.engine.collect import Collector
+from spotwarp_fs.engine.control import ControlServer
 from spotwarp_fs.engine.early import EarlyUpload
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.rebase import Rebaser
@@ -65,3 +69,34 @@ def test_an_unforeseen_error_in_a_task_ends_no_mount(owner: Any, name: str, monk
         assert await published(store, b"f") == NEW
 
     in_virtual_time(main)
+
+
+async def test_a_daemon_that_is_out_of_descriptors_for_a_moment_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The process has no descriptor left. 2. `status` connects: `accept` fails. 3. The mount must not end of it."""
+
+    async def status(request: Any) -> dict[str, Any]:
+        return {"fine": True}
+
+    path, left = str(tmp_path / "sock"), [2]
+    server = ControlServer(path, {"status": status}, dict)
+    kind = type(trio.socket.socket(trio.socket.AF_UNIX))
+    accept = kind.accept
+
+    async def no_descriptor(listener: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listener)
+
+    monkeypatch.setattr(kind, "accept", no_descriptor)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.run)
+        stream = await trio.open_unix_socket(path)
+        await stream.send_all(b'{"op": "status"}\n')
+        with trio.fail_after(30):
+            answer = await stream.receive_some(1000)
+        assert json.loads(answer) == {"ok": True, "result": {"fine": True}}
+        nursery.cancel_scope.cancel()
