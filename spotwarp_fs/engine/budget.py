@@ -17,6 +17,7 @@ from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameState, block_
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
 from spotwarp_fs.engine.workspace import Workspace
 
+EINTR = 4
 ENOSPC = 28
 BLOCKS_PER_STEP_MAX = 64
 FUTILE_SHARE = 9
@@ -95,9 +96,9 @@ class Budget:
         low = int(self.limit_bytes * self._ws.settings.evict_low_share) - 16 * BLOCK_BYTES
         return max(0, self.used_bytes - max(low, 0))
 
-    async def room_for_bytes(self, count: int) -> None:
-        """Return when *count* more bytes fit; raises Refused(ENOSPC) after `write_wait_max_s`."""
-        if not await self._room(count, self._ws.settings.write_wait_max_s, writing=True):
+    async def room_for_bytes(self, count: int, given_up: Callable[[], bool] | None = None) -> None:
+        """Return when *count* more bytes fit; raises Refused(ENOSPC) after `write_wait_max_s`, EINTR once given up."""
+        if not await self._room(count, self._ws.settings.write_wait_max_s, writing=True, given_up=given_up):
             raise Refused(
                 ENOSPC,
                 f"the cache is full ({self.used_bytes} of {self.limit_bytes} bytes) of what is not in the store yet",
@@ -109,7 +110,9 @@ class Budget:
             return True
         return await self._room(count * BLOCK_BYTES, 0.5, writing=False)
 
-    async def _room(self, count: int, wait_s: float, *, writing: bool) -> bool:
+    async def _room(
+        self, count: int, wait_s: float, *, writing: bool, given_up: Callable[[], bool] | None = None
+    ) -> bool:
         deadline = trio.current_time() + wait_s
         while True:
             self._disk_free = self._disk.free_bytes()
@@ -120,6 +123,8 @@ class Budget:
                 self._ws.check_writable()
             if trio.current_time() >= deadline or self._ws.stopping:
                 return False
+            if given_up is not None and given_up():
+                raise Refused(EINTR, "the program is being killed")
             self._urge()
             with trio.move_on_after(0.2):
                 async with self._ws.freed:

@@ -261,8 +261,13 @@ class Files:
             with self._ws.kv.write() as txn:
                 txn.put(inode_key(ino), replace(record, atime_ns=now_ns).encode())
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
-        """Write all of *data*; waits for budget and for blocks that it covers in part, before anything changes."""
+    async def write(
+        self, handle: Handle, offset: int, data: bytes, *, given_up: Callable[[], bool] | None = None
+    ) -> int:
+        """Write all of *data*; waits for budget and for blocks that it covers in part, before anything changes.
+
+        A wait ends with EINTR when *given_up* says that nobody wants the write any more.
+        """
         file = self._file(handle)
         if not file.writable:
             raise Refused(EBADF, f"handle {handle} is not open for writing")
@@ -271,7 +276,7 @@ class Files:
         ws, ino = self._ws, file.ino
         extent = Extent(offset, offset + len(data))
         if self._budget.tight:
-            await self._budget.room_for_bytes(len(data))
+            await self._budget.room_for_bytes(len(data), given_up)
         while True:
             ws.check_writable()
             if not self._durability.is_settled(ino):
@@ -282,7 +287,7 @@ class Files:
             if not missing:
                 break
             await self._budget.room_for_blocks(len(missing))
-            await self._hydrator.demand(ino, missing, for_write=True)
+            await self._hydrator.demand(ino, missing, for_write=True, given_up=given_up)
         self._mark_written(ino)
         self._blocks.write(ino, offset, data, ws.wall.now_ns())
         self._durability.note_write(ino, extent)

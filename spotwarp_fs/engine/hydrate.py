@@ -24,6 +24,7 @@ from spotwarp_fs.engine.streams import Streams
 from spotwarp_fs.engine.turns import Turn, Turns
 from spotwarp_fs.engine.workspace import Workspace, block_state
 
+EINTR = 4
 EIO = 5
 LOOK_UP_S = 0.25
 """How soon a wait notices that it must end."""
@@ -73,11 +74,18 @@ class Hydrator:
         self.room_unasked: Callable[[], int] = lambda: 0
         """How many bytes may come in background: what eviction would never have to take back."""
 
-    async def demand(self, ino: Inode, blocks: Iterable[BlockIndex], *, for_write: bool = False) -> None:
+    async def demand(
+        self,
+        ino: Inode,
+        blocks: Iterable[BlockIndex],
+        *,
+        for_write: bool = False,
+        given_up: Callable[[], bool] | None = None,
+    ) -> None:
         """Return when every block of *blocks* has local bytes (or no frame any more).
 
         Raises Refused(EIO) when a frame is damaged for good, when the store stays away longer than the read wait, or
-        when the mount ends; a writer gets EROFS once fenced.
+        when the mount ends; a writer gets EROFS once fenced, and EINTR once given up.
         """
         deadline = trio.current_time() + self._ws.settings.read_wait_max_s
         wanted = list(blocks)
@@ -96,6 +104,8 @@ class Hydrator:
                     await fetch.done.wait()
             if for_write:
                 self._ws.check_writable()
+            if given_up is not None and given_up():
+                raise Refused(EINTR, "the program is being killed")
             if self._ws.stopping or trio.current_time() >= deadline:
                 raise Refused(EIO, f"inode {ino:#x}: blocks {missing[:4]} did not arrive: {self._health.last_error}")
 

@@ -8,10 +8,13 @@ a page fault may be waiting for this very daemon.
 from __future__ import annotations
 
 import os
+import signal
 from typing import Final
 
 PF_EXITING: Final = 0x4
 _STATUS_BYTES: Final = 512
+_WHOLE_STATUS_BYTES: Final = 4096
+_SIGKILL_BIT: Final = 1 << (signal.SIGKILL - 1)
 _STAT_BYTES: Final = 1024
 _FLAGS_FIELD: Final = 9
 _EXIT_CODE_FIELD: Final = 52
@@ -46,6 +49,17 @@ def dying_of_signal(tgid: int) -> bool:
     flags = int(fields[_FLAGS_FIELD - _FIRST_FIELD_AFTER_NAME])
     exit_code = int(fields[_EXIT_CODE_FIELD - _FIRST_FIELD_AFTER_NAME])
     return bool(flags & PF_EXITING) and bool(exit_code & 0x7F)
+
+
+def being_killed(tgid: int) -> bool:
+    """True while a signal that will end process *tgid* waits for it: for a request, say, that nobody answers (M5).
+
+    The kernel turns every fatal signal into a pending SIGKILL of each thread.
+    """
+    for line in _read(f"/proc/{tgid}/status", _WHOLE_STATUS_BYTES).split(b"\n"):
+        if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line[7:], 16) & _SIGKILL_BIT:
+            return True
+    return False
 
 
 def _read(path: str, limit: int) -> bytes:

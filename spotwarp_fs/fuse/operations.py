@@ -175,8 +175,10 @@ class Operations(pyfuse3.Operations):
 
     @gate
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
-        """Write."""
-        return await self._fs.write(Handle(fh), off, buf)
+        """Write; a wait in it ends early when the process that opened the file is being killed (H2)."""
+        process = self._writers.get(fh)
+        given_up = None if process is None else functools.partial(dying.being_killed, process)
+        return await self._fs.write(Handle(fh), off, buf, given_up=given_up)
 
     @gate
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:

@@ -6,7 +6,7 @@ raises Refused (an errno), Fenced, Corrupt, Unavailable or OSError; `operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from spotwarp_fs.core.requests import Actor, AttributeChange, DirectoryItem, FilesystemFigures, Handle, Node
@@ -40,8 +40,10 @@ class Filesystem(Protocol):
         """Read exactly *size* bytes unless the file ends before."""
         ...
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
-        """Write all of *data*."""
+    async def write(
+        self, handle: Handle, offset: int, data: bytes, *, given_up: Callable[[], bool] | None = None
+    ) -> int:
+        """Write all of *data*; *given_up* tells a write that waits whether its caller is being killed (then EINTR)."""
         ...
 
     async def flush(self, handle: Handle, *, dying: bool = False) -> None:

@@ -140,7 +140,7 @@ class Tiny:
             await trio.sleep_forever()
         return bytes(content[offset : offset + size])
 
-    async def write(self, handle: Handle, offset: int, data: bytes) -> int:
+    async def write(self, handle: Handle, offset: int, data: bytes, *, given_up: object = None) -> int:
         if data.startswith(b"wait"):
             self.event(request="wait")
             await trio.sleep_forever()
