@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import random
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Fleet, Node
+from tests.support.daemon import Fleet, Node, await_true
 from tests.support.daemon import fleet as fleet
 from tests.support.link import link_to
 from tests.support.mounts import needs_fuse
@@ -93,5 +95,25 @@ def test_a_full_cache_without_its_store_is_enospc_and_heals(tmp_path: Path, s3_s
                 assert file.write(chunk(99)) > 0
             node.sync()
             assert (node.root / "full").read_bytes().startswith(kept)
+        finally:
+            fleet.close()
+
+
+@pytest.mark.history("H2")
+def test_H2_a_writer_that_waits_for_room_can_be_killed(tmp_path: Path, s3_server: S3Server) -> None:
+    with link_to(s3_server.seaweed.endpoint) as link:
+        store = s3_server.url.replace(s3_server.seaweed.endpoint, link.endpoint)
+        fleet = Fleet(tmp_path, store, s3_server.environment)
+        try:
+            node = fleet.node("--cache-size", "64M").start()
+            link.cut()
+            command = ["dd", "if=/dev/urandom", f"of={node.root / 'full'}", "bs=1M", "count=160"]
+            writer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            try:
+                await_true("a full cache", lambda: occupied(node) > BUDGET_BYTES - 12 * MIB)
+                writer.terminate()
+                assert writer.wait(20) == -signal.SIGTERM
+            finally:
+                writer.kill()
         finally:
             fleet.close()
