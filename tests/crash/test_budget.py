@@ -110,7 +110,7 @@ def test_H2_a_writer_that_waits_for_room_can_be_killed(tmp_path: Path, s3_server
             command = ["dd", "if=/dev/urandom", f"of={node.root / 'full'}", "bs=1M", "count=160"]
             writer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
             try:
-                await_true("a full cache", lambda: occupied(node) > BUDGET_BYTES - 12 * MIB)
+                await_true(lambda: occupied(node) > BUDGET_BYTES - 12 * MIB, "a full cache")
                 writer.terminate()
                 assert writer.wait(20) == -signal.SIGTERM
             finally:
