@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from spotwarp_fs.core import inflight, namespace, paths
 from spotwarp_fs.core.errors import Refused
-from spotwarp_fs.core.extents import Extent
+from spotwarp_fs.core.extents import Extent, blocks_of
 from spotwarp_fs.core.inflight import Mark
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key, inode_key
@@ -226,9 +226,10 @@ class Files:
 
     async def _bring(self, ino: Inode, plan: ReadPlan) -> bytes | None:
         """Fetch what a read lacks; where there is no room for it, give the bytes read."""
-        if not await self._budget.room_for_blocks(len(plan.missing)):
-            return await self._read_through(ino, plan)
-        await self._hydrator.demand(ino, plan.missing)
+        with self._ws.busy.hold(ino, plan.blocks):
+            if not await self._budget.room_for_blocks(len(plan.missing)):
+                return await self._read_through(ino, plan)
+            await self._hydrator.demand(ino, plan.missing)
         return None
 
     async def _read_through(self, ino: Inode, plan: ReadPlan) -> bytes | None:
@@ -286,8 +287,10 @@ class Files:
                 missing = self._blocks.missing_for_write(view, ino, extent)
             if not missing:
                 break
-            await self._budget.room_for_blocks(len(missing))
-            await self._hydrator.demand(ino, missing, for_write=True, given_up=given_up)
+            # Or a full cache evicts the first while the second is on its way, and so on for ever.
+            with ws.busy.hold(ino, blocks_of(extent)):
+                await self._budget.room_for_blocks(len(missing))
+                await self._hydrator.demand(ino, missing, for_write=True, given_up=given_up)
         self._mark_written(ino)
         self._blocks.write(ino, offset, data, ws.wall.now_ns())
         self._durability.note_write(ino, extent)

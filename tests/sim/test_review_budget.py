@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 
 from spotwarp_fs.core.errors import Fenced
-from spotwarp_fs.core.types import BLOCK_BYTES
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex
 from spotwarp_fs.engine.budget import FUTILE_SHARE
-from tests.support.virtual import MANUAL, NEW, OLD, content, create, in_virtual_time
+from spotwarp_fs.store.faults import FaultSchedule, FaultStore
+from tests.support.virtual import MANUAL, NEW, OLD, content, create, in_virtual_time, open_, published, store_with
 from tests.support.world import Node, new_store, start
 
 
@@ -64,5 +67,47 @@ def test_a_look_for_room_that_found_nothing_is_not_repeated_all_the_time(monkeyp
             budget.evict(BLOCK_BYTES)
             assert looks[0] == 12
             monkeypatch.undo()
+
+    in_virtual_time(main)
+
+
+class SlowGets(FaultStore):
+    """Each block takes a while, and not the same while."""
+
+    async def get(self, *arguments: Any, **options: Any) -> Any:
+        await trio.sleep(self._rng.uniform(0.2, 0.6))
+        return await super().get(*arguments, **options)
+
+
+@pytest.mark.promise("P-10")
+@pytest.mark.parametrize("local", [False, True], ids=["both absent", "one absent"])
+@pytest.mark.parametrize("doing", ["read", "write"])
+def test_a_request_that_needs_two_blocks_gets_both_in_a_full_cache(doing: str, local: bool) -> None:
+    """1. The cache is full. 2. A request touches two blocks. 3. The first arrives, and is evicted before the second does;
+    the second is evicted while the first is fetched again; and so on, for ever."""
+
+    async def main() -> None:
+        inner = await store_with(b"f", OLD + OLD)
+        store = SlowGets(inner, random.Random(3), FaultSchedule())
+        tiny = replace(MANUAL, cache_bytes_max=4 * BLOCK_BYTES, hydrate_gap_bytes=0, hydrate_run_blocks=1)
+        async with start(store, Node(), settings=tiny) as session:
+            handle, ino = await open_(session, b"f")
+            if local:
+                await session.hydrator.demand(ino, [BlockIndex(0)])
+            with trio.fail_after(20):
+                if doing == "read":
+                    assert (
+                        await session.filesystem.read(handle, BLOCK_BYTES - 50, 100)
+                        == (OLD + OLD)[BLOCK_BYTES - 50 :][:100]
+                    )
+                else:
+                    await session.filesystem.write(handle, BLOCK_BYTES - 50, b"x" * 100)
+            if doing == "write":
+                await session.streamer.barrier()
+                await session.filesystem.release(handle)
+        if doing == "write":
+            assert (await published(inner, b"f"))[BLOCK_BYTES - 52 : BLOCK_BYTES + 52] == OLD[:2] + b"x" * 100 + OLD[
+                2:4
+            ]
 
     in_virtual_time(main)
