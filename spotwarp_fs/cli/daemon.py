@@ -158,10 +158,11 @@ async def _serve_workspace(
     cache: CacheDir,
     ready: Callable[[Ready], None],
 ) -> int:
+    in_use = cache.workspace_id is not None
     workspace_id, scoped = await _open_workspace(settings, name, store, cache)
     kv, data, journal = LmdbKV(cache.map_path), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
-        workspace = _workspace(settings, cache, kv, data)
+        workspace = _workspace(settings, cache, kv, data, in_use=in_use)
         claim = Claim(
             workspace,
             scoped,
@@ -194,9 +195,12 @@ async def _serve_workspace(
         kv.close()
 
 
-def _workspace(settings: Settings, cache: CacheDir, kv: LmdbKV, data: SparseDataFiles) -> Workspace:
+def _workspace(
+    settings: Settings, cache: CacheDir, kv: LmdbKV, data: SparseDataFiles, *, in_use: bool = False
+) -> Workspace:
     """Put the cache's parts together."""
-    budget = cache_budget(settings, free_bytes=disk_free_bytes(cache.path), cached_bytes=cache.used_bytes())
+    free_bytes, cached_bytes = disk_free_bytes(cache.path), cache.used_bytes()
+    budget = cache_budget(settings, free_bytes=free_bytes, cached_bytes=cached_bytes, in_use=in_use)
     return Workspace(
         kv,
         data,

@@ -48,16 +48,19 @@ def cache_directory(settings: Settings, workspace: str) -> Path:
     return settings.cache_dir or settings.state_dir / "cache" / workspace
 
 
-def cache_budget(settings: Settings, *, free_bytes: int, cached_bytes: int) -> int:
+def cache_budget(settings: Settings, *, free_bytes: int, cached_bytes: int, in_use: bool = False) -> int:
     """Return the cache's budget, or raise UserError (CACHE) when the disk has no room for any.
 
-    *cached_bytes* is what this cache holds already: it counts as free, or each remount would shrink the budget.
+    *cached_bytes* is what this cache holds already: it counts as free, or each remount would shrink the budget. A cache
+    *in_use* is never refused: it may hold what is nowhere else, and a daemon that died must come back to save it.
     """
     room = free_bytes + cached_bytes
     if settings.cache_size is not None:
         return settings.cache_size
     # A small disk cannot spare the reserve that is right for a large one, and a full one must still restart.
     budget = min(int(room * CACHE_SHARE), room - min(settings.free_reserve, room // 10))
+    if budget < CACHE_BYTES_MIN and in_use:
+        return CACHE_BYTES_MIN
     if budget < CACHE_BYTES_MIN:
         raise UserError(
             f"the cache's disk has {format_size(free_bytes)} free, of which free_reserve keeps "

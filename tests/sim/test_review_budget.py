@@ -83,8 +83,8 @@ class SlowGets(FaultStore):
 @pytest.mark.parametrize("local", [False, True], ids=["both absent", "one absent"])
 @pytest.mark.parametrize("doing", ["read", "write"])
 def test_a_request_that_needs_two_blocks_gets_both_in_a_full_cache(doing: str, local: bool) -> None:
-    """1. The cache is full. 2. A request touches two blocks. 3. The first arrives, and is evicted before the second does;
-    the second is evicted while the first is fetched again; and so on, for ever."""
+    """1. The cache is full. 2. A request touches two blocks. 3. The first arrives, and is evicted before the second
+    does; the second is evicted while the first is fetched again; and so on, for ever."""
 
     async def main() -> None:
         inner = await store_with(b"f", OLD + OLD)

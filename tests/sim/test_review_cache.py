@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spotwarp_fs.cli.derived import CACHE_BYTES_MIN, cache_budget
+from spotwarp_fs.cli.settings import Settings
+from spotwarp_fs.core.errors import UserError
 from spotwarp_fs.fuse.supervisor import Supervised, write_record
 from spotwarp_fs.local.cachedir import CacheDir
 
@@ -52,3 +55,13 @@ def test_a_supervisor_outlives_a_disk_that_takes_no_record(
     monkeypatch.setattr(Path, "write_text", full)
     record(Supervised(1, 2, "/mnt", 3))
     assert "No space left" in caplog.text
+
+
+@pytest.mark.promise("P-01")
+def test_a_full_disk_refuses_a_new_cache_and_never_one_that_is_in_use() -> None:
+    """1. Somebody else fills the disk. 2. The daemon is killed. 3. Its successor is told that a cache needs 16 MiB, and
+    what was acknowledged stays out of reach until a person has noticed."""
+    settings = Settings(store="s3://bucket", state_dir=Path("/state"))
+    with pytest.raises(UserError, match="Free some space"):
+        cache_budget(settings, free_bytes=0, cached_bytes=1 << 20)
+    assert cache_budget(settings, free_bytes=0, cached_bytes=1 << 20, in_use=True) == CACHE_BYTES_MIN
