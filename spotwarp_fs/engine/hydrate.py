@@ -21,7 +21,7 @@ from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.streams import Streams
-from spotwarp_fs.engine.turns import Turn, Turns
+from spotwarp_fs.engine.turns import Rank, Turn, Turns
 from spotwarp_fs.engine.workspace import Workspace, block_state
 
 EINTR = 4
@@ -98,7 +98,7 @@ class Hydrator:
                 reason = self._failed.pop((ino, block), None)
                 if reason is not None:
                     raise Refused(EIO, reason)
-            fetches = self._start([(ino, block) for block in missing], Lane.DEMAND)
+            fetches = self._start([(ino, block) for block in missing], Rank.DEMAND)
             with trio.move_on_at(min(deadline, trio.current_time() + LOOK_UP_S)):
                 for fetch in fetches:
                     await fetch.done.wait()
@@ -123,7 +123,7 @@ class Hydrator:
         for block, frame in frames.items():
             try:
                 wait_s = self._ws.settings.read_wait_max_s
-                turn = self._turns.line_up(Lane.DEMAND)
+                turn = self._turns.line_up(Rank.DEMAND)
                 try:
                     await turn.admitted.wait()
                     found[block] = await self._packs.fetch_patiently(frame, lane=Lane.DEMAND, wait_s=wait_s)
@@ -164,7 +164,7 @@ class Hydrator:
             missing = [(ino, block) for block in blocks if _absent(view, ino, block)]
         room = self.spare_blocks() - self.bytes_coming // BLOCK_BYTES
         if missing[: max(0, room)]:
-            self._start(missing[:room], Lane.BULK)
+            self._start(missing[:room], Rank.BACKGROUND)
         return len(missing) <= room or not missing
 
     async def background(self, places: Sequence[Place], may_take: Callable[[int], bool]) -> list[Fetch]:
@@ -179,7 +179,7 @@ class Hydrator:
                 await trio.sleep(self._ws.settings.outage_probe_s)
             if self._over or not may_take(sum(item.frame.raw_bytes for item in run)):
                 break
-            fetches = self._start([(item.ino, item.block) for item in run], Lane.BULK)
+            fetches = self._start([(item.ino, item.block) for item in run], Rank.BACKGROUND)
             begun += fetches
             for fetch in fetches:
                 await fetch.turn.admitted.wait()
@@ -221,11 +221,11 @@ class Hydrator:
                 items.append(Item(ino, block, state.frame, self._ws.generations.of(ino, block)))
         return items
 
-    def _start(self, places: Sequence[Place], lane: Lane) -> list[Fetch]:
+    def _start(self, places: Sequence[Place], rank: Rank) -> list[Fetch]:
         """Fetch what nobody is fetching yet, neighbours together; returns what to wait for."""
-        demanded = lane is Lane.DEMAND
+        demanded = rank is Rank.DEMAND
         for run in grouped(self._missing(places), self._run_bytes, self._ws.settings.hydrate_gap_bytes):
-            turn = self._turns.line_up(lane)
+            turn = self._turns.line_up(rank)
             fetches = [Fetch(item, turn, demanded) for item in run]
             for fetch in fetches:
                 self._fetching[fetch.item[:2]] = fetch
@@ -256,7 +256,8 @@ class Hydrator:
         try:
             try:
                 await turn.admitted.wait()
-                contents = await self._packs.fetch_run([fetch.item.frame for fetch in fetches], lane=turn.lane)
+                # The background has a turn, not a lane: on that of uploads it would delay what must reach the store.
+                contents = await self._packs.fetch_run([fetch.item.frame for fetch in fetches], lane=Lane.DEMAND)
             finally:
                 self._turns.leave(turn)
             for at, (fetch, raw) in enumerate(zip(fetches, contents, strict=True)):
@@ -274,8 +275,8 @@ class Hydrator:
                 return
             half = len(fetches) // 2
             for part in (fetches[:half], fetches[half:]):  # one bad frame must not take its neighbours along
-                lane = Lane.DEMAND if any(fetch.wanted for fetch in part) else Lane.BULK
-                again = self._turns.line_up(lane)
+                rank = Rank.DEMAND if any(fetch.wanted for fetch in part) else Rank.BACKGROUND
+                again = self._turns.line_up(rank)
                 for fetch in part:
                     fetch.turn = again
                 await self._bring(part, again)

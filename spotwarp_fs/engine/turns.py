@@ -8,20 +8,26 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
 
 import trio
 
-from spotwarp_fs.core.ports import Lane
+
+class Rank(Enum):
+    """Why something is fetched."""
+
+    DEMAND = "demand"
+    BACKGROUND = "background"
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
     """One fetch, waiting or admitted."""
 
-    lane: Lane
+    rank: Rank
     admitted: trio.Event = field(default_factory=trio.Event)
-    counts_as: Lane | None = None
-    """The lane whose place it holds, once admitted."""
+    counts_as: Rank | None = None
+    """The rank whose place it holds, once admitted."""
 
 
 class Turns:
@@ -30,39 +36,39 @@ class Turns:
     def __init__(self, places: int) -> None:
         self._free = places
         self._background_free = max(1, places - max(1, places // 4))
-        self._waiting: dict[Lane, deque[Turn]] = {Lane.DEMAND: deque(), Lane.BULK: deque()}
+        self._waiting: dict[Rank, deque[Turn]] = {Rank.DEMAND: deque(), Rank.BACKGROUND: deque()}
 
-    def line_up(self, lane: Lane) -> Turn:
-        """Join the line of *lane*; wait for `admitted`, and call `leave` in any case."""
-        turn = Turn(lane)
-        self._waiting[lane].append(turn)
+    def line_up(self, rank: Rank) -> Turn:
+        """Join the line of *rank*; wait for `admitted`, and call `leave` in any case."""
+        turn = Turn(rank)
+        self._waiting[rank].append(turn)
         self._admit()
         return turn
 
     def promote(self, turn: Turn) -> None:
         """Somebody waits for it now: it comes before the whole background."""
-        if turn.lane is Lane.DEMAND:
+        if turn.rank is Rank.DEMAND:
             return
-        turn.lane = Lane.DEMAND
+        turn.rank = Rank.DEMAND
         if turn.counts_as is None:
-            self._waiting[Lane.BULK].remove(turn)
-            self._waiting[Lane.DEMAND].append(turn)
+            self._waiting[Rank.BACKGROUND].remove(turn)
+            self._waiting[Rank.DEMAND].append(turn)
             self._admit()
 
     def leave(self, turn: Turn) -> None:
         """Give the place, or the place in the line, back."""
         if turn.counts_as is None:
-            self._waiting[turn.lane].remove(turn)
+            self._waiting[turn.rank].remove(turn)
             return
         self._free += 1
-        self._background_free += turn.counts_as is Lane.BULK
+        self._background_free += turn.counts_as is Rank.BACKGROUND
         self._admit()
 
     def _admit(self) -> None:
-        demand, background = self._waiting[Lane.DEMAND], self._waiting[Lane.BULK]
+        demand, background = self._waiting[Rank.DEMAND], self._waiting[Rank.BACKGROUND]
         while self._free and (demand or (background and self._background_free)):
             turn = demand.popleft() if demand else background.popleft()
-            turn.counts_as = turn.lane
+            turn.counts_as = turn.rank
             self._free -= 1
-            self._background_free -= turn.lane is Lane.BULK
+            self._background_free -= turn.rank is Rank.BACKGROUND
             turn.admitted.set()
