@@ -50,7 +50,7 @@ def test_a_linked_environment_is_published_and_its_cache_is_not(fleet: Fleet) ->
     first.lose()
 
     second = fleet.node().start("--takeover")
-    assert second.report["notes"] == ["scratch, not restored: .cache/uv"]
+    assert "scratch, not restored: .cache/uv" in second.report["notes"]
     assert (second.root / "big.whl").read_bytes() == expected
     assert os.listdir(second.root / ".cache") == []
     assert os.stat(second.root / ".cache").st_nlink == 2
