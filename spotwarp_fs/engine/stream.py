@@ -145,6 +145,7 @@ class Streamer:
         pause_s = self._ws.settings.retry_first_s
         while True:
             await self._until_due()
+            self._ws.heed_releases = True  # the state that is cut now may have something in flight
             self._answering, self._barriers = self._barriers, []
             self._asked = trio.Event()
             try:
@@ -180,6 +181,8 @@ class Streamer:
                 ws.released = trio.Event()
                 if self._quiet_moment(now):
                     return
+            slow = self._last_took_s > ws.settings.interval_s
+            ws.heed_releases = slow or not self.head.manifest.quiescent
             await self._asked_or_released(min(due if due is not None and due > now else now + 1.0, now + 1.0))
 
     async def _asked_or_released(self, deadline_s: float) -> None:

@@ -217,6 +217,8 @@ class Workspace:
         self.logical_bytes = 0
         self.released = trio.Event()
         """Set when a file's last write handle is released; the cut loop replaces it."""
+        self.heed_releases = True
+        """The cut loop waits for something in flight to end; else a release is not worth waking it."""
         self._next_inode = 0
         self._inode_limit = 0
         self.counter = ChangeCounter(ChangeSeq(0))
