@@ -148,7 +148,9 @@ class Blocks:
             size = max(record.size, extent.stop)
             changed = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), changed.encode())
-        ws.use.note(ino)
+        if any(state is None or not state.local for state in states.values()):
+            # At most one block per file is counted late: what it grows by is noted when the next one begins.
+            ws.use.note(ino)
         for block in states:
             ws.mark_dirty(ino, block)
         ws.bytes_written += len(data)

@@ -362,6 +362,7 @@ class Files:
             changed = inflight.on_release(mark, self._ws.wall.now_ns(), writers=left)
             if changed is not mark:
                 self._put_mark(ino, changed)
+                self._ws.use.note(ino)
                 if self._ws.heed_releases and (changed is None or changed.torn):
                     self._ws.released.set()
         self.unpin(ino)
