@@ -65,11 +65,6 @@ def is_unseen(view: KVRead, ino: Inode, published: ChangeSeq) -> bool:
     return since is not None and decode_u64(since) <= published
 
 
-def scratch_inodes(view: KVRead) -> Iterator[Inode]:
-    """Give every scratch inode."""
-    return (key_ino(key) for key, _ in view.scan(FIRST_ROW, table_range(NodeTable.SCRATCH)[1]))
-
-
 def scratch_paths(view: KVRead) -> Iterator[bytes]:
     """Give the path of each scratch entry that does not lie in a scratch directory."""
     for key, _ in view.scan(*table_range(NodeTable.SCRATCH_NAMES)):

@@ -72,11 +72,6 @@ class Progress:
     files: int = 0
     error: str = ""
 
-    @property
-    def is_local_only(self) -> bool:
-        """Something is unpublished and not in the store yet either."""
-        return self.outcome in (Outcome.UNDER_WAY, Outcome.FAILED)
-
     def describe(self) -> str:
         """Say in a sentence where the unpublished work is."""
         match self.outcome:

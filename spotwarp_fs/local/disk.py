@@ -36,9 +36,3 @@ def disk_free_bytes(path: Path) -> int:
     """Return what an unprivileged process may still write on the filesystem of *path*."""
     figures = os.statvfs(path)
     return figures.f_bavail * figures.f_frsize
-
-
-def disk_total_bytes(path: Path) -> int:
-    """Return the size of the filesystem of *path*."""
-    figures = os.statvfs(path)
-    return figures.f_blocks * figures.f_frsize
