@@ -10,6 +10,7 @@ everything in doubt was written again.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -75,6 +76,8 @@ class Durability:
         self._vouched = Vouched()
         self._pending: dict[Inode, ChangeSeq] = {}
         """Files that still hold bytes which the map does not have, and the change that took them."""
+        self._answered: set[Inode] = set()
+        """Files that a remote fsync answered for and that nothing was written to after it."""
         self._releasing: set[tuple[Inode, BlockIndex]] = set()
         """Blocks that eviction waits for."""
         self._suspect = False
@@ -129,6 +132,7 @@ class Durability:
         self.check_not_failed(ino)
         if self._ws.fenced is None:
             if self._ws.settings.fsync_remote and ino not in self._ws.scratch:
+                self._answered.add(ino)
                 await self._published()
                 return
             await self._join({ino})
@@ -143,6 +147,19 @@ class Durability:
                 return
             await self._join(set())
         self._check_nothing_lost(*ino_range(ENTRY_TABLE, ino))
+
+    async def sync_new_name(self, ino: Inode) -> None:
+        """With `fsync: remote`, publish the new name of a file that was fsynced: so, and without more, files are saved.
+
+        The name stands already, and the kernel keeps its directory locked meanwhile: after `rename_publish_wait_s`, or
+        when nothing can be published from here, this returns without it.
+        """
+        if ino not in self._answered:
+            return
+        self._answered.discard(ino)
+        if self._ws.fenced is None and ino not in self._ws.scratch:
+            with trio.move_on_after(self._ws.settings.rename_publish_wait_s), suppress(Refused):
+                await self._published()
 
     def _check_nothing_lost(self, start: bytes, stop: bytes) -> None:
         """A fenced mount promises nothing new: what was not published before will not be. Raises Refused(EROFS)."""
@@ -179,11 +196,13 @@ class Durability:
 
     def note_write(self, ino: Inode, extent: Extent) -> None:
         """A failed file is good again when everything that was in doubt has been written again."""
+        self._answered.discard(ino)
         if self._ws.unsynced.written(ino, extent):
             self._ws.data.clear_failed(ino)
 
     def note_end(self, ino: Inode, size: int) -> None:
         """What lies beyond the end of a file, or is removed with it, is no longer in doubt."""
+        self._answered.discard(ino)
         if self._ws.unsynced.cut(ino, size):
             self._ws.data.clear_failed(ino)
 

@@ -392,6 +392,10 @@ class Files:
         """fsync of a directory: its entries are in the journal when this returns."""
         await self._durability.sync_names(ino)
 
+    async def sync_new_name(self, ino: Inode) -> None:
+        """A file got a name: with `fsync: remote`, one that was fsynced is published under it."""
+        await self._durability.sync_new_name(ino)
+
     def budget_figures(self) -> tuple[int, int]:
         """Total and free bytes of this node's budget."""
         return self._budget.figures()

@@ -101,6 +101,7 @@ class Filesystem:
         with ws.change() as recorder:
             node = namespace.link(recorder, ino, new_parent, new_name, ws.wall.now_ns())
             self._border(recorder).linked(new_parent, new_name, ino)
+        await self._files.sync_new_name(ino)
         return node
 
     async def unlink(self, parent: Inode, name: bytes) -> None:
@@ -132,6 +133,9 @@ class Filesystem:
                 ws.intervals.name_changed(node.ino, directory=stat.S_ISDIR(node.record.mode))
         if outcome.replaced is not None:
             self._files.lost_name(outcome.replaced)
+        await self._files.sync_new_name(outcome.moved.ino)
+        if outcome.exchanged is not None:
+            await self._files.sync_new_name(outcome.exchanged.ino)
 
     async def readlink(self, ino: Inode) -> bytes:
         """Give a symbolic link's target."""

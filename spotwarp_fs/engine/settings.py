@@ -24,6 +24,8 @@ class EngineSettings:
     """A read of bytes that are not here keeps trying this long: a failed page fault is a SIGBUS."""
     fsync_remote: bool = False
     """`fsync` returns when published, not when local."""
+    rename_publish_wait_s: float = 10.0
+    """So long a new name of a remotely fsynced file may wait to be published: the kernel has its directory locked."""
 
     journal_bytes_max: int = 64 * MiB
     """A longer fsync journal is written anew, as one record."""

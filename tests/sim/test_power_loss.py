@@ -414,3 +414,47 @@ def test_H2_an_fsync_after_the_fence_promises_only_what_was_published(remote: bo
                 assert error.value.errno == 30
 
     in_virtual_time(main)
+
+
+@pytest.mark.parametrize("how", ["rename", "link"])
+def test_the_new_name_of_a_remotely_fsynced_file_is_published_when_the_call_returns(how: str) -> None:
+    """1. A table is written under a temporary name and fsynced. 2. It is renamed, and nobody syncs the directory.
+
+    3. The node is lost at once. Naive: the bytes are on the other node, under a name that nobody reads.
+    """
+
+    async def main() -> None:
+        store = new_store()
+        async with until_killed(store, PowerNode(), replace(MANUAL, fsync_remote=True)) as session:
+            handle, ino = await create(session, b".table.tmp", OLD)
+            await session.filesystem.fsync(handle, datasync=False)
+            if how == "rename":
+                await session.filesystem.rename(ROOT_INODE, b".table.tmp", ROOT_INODE, b"table.csv", 0)
+            else:
+                await session.filesystem.link(ino, ROOT_INODE, b"table.csv")
+        assert await published(store, b"table.csv") == OLD
+
+    in_virtual_time(main)
+
+
+@pytest.mark.promise("P-09")
+def test_a_rename_after_a_remote_fsync_ends_in_an_outage_and_one_of_other_files_waits_for_nothing() -> None:
+    async def main() -> None:
+        store = FaultStore(new_store(), random.Random(1))
+        settings = replace(MANUAL, fsync_remote=True)
+        async with start(store, PowerNode(), settings=settings, rng=random.Random(2)) as session:
+            for name in (b"synced", b"written again", b"never synced"):
+                handle, _ = await create(session, name, OLD)
+                if name != b"never synced":
+                    await session.filesystem.fsync(handle, datasync=False)
+                if name == b"written again":
+                    await session.filesystem.write(handle, 0, NEW)
+            store.partitioned = True
+            for name, waits_s in ((b"never synced", 0.0), (b"written again", 0.0), (b"synced", 10.0)):
+                began = trio.current_time()
+                await session.filesystem.rename(ROOT_INODE, name, ROOT_INODE, b"new " + name, 0)
+                assert trio.current_time() - began == pytest.approx(waits_s, abs=0.1), name
+                assert await content(session, b"new " + name) == (NEW if name == b"written again" else OLD)
+            store.partitioned = False
+
+    in_virtual_time(main)
