@@ -61,6 +61,8 @@ class NodeTable:
     """S <ino 8> -> change seq 8 (0: made so): all names of this inode are scratch; see core/scratch.py."""
     SCRATCH_NAMES: Final = b"T"
     """T <parent 8> <name> -> '': an entry that is scratch, in a directory that is not."""
+    WITNESS: Final = b"W"
+    """W <ino 8> -> what the directory form last saw of the real file; see core/witness.py."""
     META: Final = b"M"
     """M <name> -> value: counters, session, head, base sections."""
 
