@@ -1,11 +1,12 @@
 """What the directory form last saw of a file, and what a new look at it means (C19).
 
-A *witness* is node-local, one per inode of the workspace: the `stat` of the real file at the moment when its content and
-attributes were taken into the map, or laid out from it. Invariants: a file whose witness is not *trusted* is read again;
-one whose bytes are *absent* (a placeholder) is never read, whatever its `stat` says; an attribute that the node shows
-as it was when it was laid out keeps the value of the workspace, also where the node could not apply that (owner, ctime).
+A *witness* is node-local, one per inode of the workspace: the `stat` of the real file at the moment when its content
+and attributes were taken into the map, or laid out from it. Invariants: a file whose witness is not *trusted* is read
+again; one whose bytes are *absent* (a placeholder) is never read, whatever its `stat` says; an attribute that the node
+shows as it was when it was laid out keeps the value of the workspace, also where that could not be applied (owner).
 
-    value of table W: dev 8, ino 8, mode 4, nlink 4, uid 4, gid 4, rdev 8, size 8, mtime ns 8, ctime ns 8, flags 1, tries 1
+    value of table W: dev 8, ino 8, mode 4, nlink 4, uid 4, gid 4, rdev 8, size 8, mtime ns 8, ctime ns 8,
+                      flags 1, tries 1
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Witness:
     @classmethod
     def decode(cls, value: bytes) -> Witness:
         """Unpack a value of table W."""
-        *numbers, seen, tries = _WITNESS.unpack(value)
-        return cls(*numbers, Seen(seen), tries)
+        dev, ino, mode, nlink, uid, gid, rdev, size, mtime_ns, ctime_ns, seen, tries = _WITNESS.unpack(value)
+        return cls(dev, ino, mode, nlink, uid, gid, rdev, size, mtime_ns, ctime_ns, Seen(seen), tries)
 
     @property
     def absent(self) -> bool:
@@ -156,17 +157,12 @@ def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> I
             record, mode=status.st_mode, uid=status.st_uid, gid=status.st_gid, rdev=status.st_rdev,
             mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns,
         )  # fmt: skip
-    changed = {
-        name: now
-        for name, then, now in (
-            ("mode", before.mode, status.st_mode),
-            ("uid", before.uid, status.st_uid),
-            ("gid", before.gid, status.st_gid),
-            ("rdev", before.rdev, status.st_rdev),
-            ("mtime_ns", before.mtime_ns, status.st_mtime_ns),
-        )
-        if then != now
-    }
-    if changed or before.size != status.st_size:
-        changed["ctime_ns"] = status.st_ctime_ns
-    return replace(record, **changed)
+    record = replace(
+        record,
+        mode=record.mode if before.mode == status.st_mode else status.st_mode,
+        uid=record.uid if before.uid == status.st_uid else status.st_uid,
+        gid=record.gid if before.gid == status.st_gid else status.st_gid,
+        rdev=record.rdev if before.rdev == status.st_rdev else status.st_rdev,
+        mtime_ns=record.mtime_ns if before.mtime_ns == status.st_mtime_ns else status.st_mtime_ns,
+    )
+    return record if before.unchanged(status) else replace(record, ctime_ns=status.st_ctime_ns)

@@ -7,6 +7,7 @@ the store has acknowledged its pack (C6). One pipeline serves the cut and the ea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,21 @@ SETTLED_PER_STEP = 256
 
 
 @dataclass(slots=True)
+class Offer:
+    """A block's bytes that the map does not have yet, on their way to a frame (see `Sealer.offer`)."""
+
+    raw: bytes
+    name: bytes
+    """Their digest."""
+    frame: FrameRef | None = None
+    """In the store, and safe from collection until `Sealer.let_go`; None after `done`: it was given up."""
+    placed: trio.Event = field(default_factory=trio.Event)
+    done: trio.Event = field(default_factory=trio.Event)
+    dropped: bool = False
+    """Nobody waits for it any more."""
+
+
+@dataclass(slots=True)
 class Job:
     """One block on its way to a frame."""
 
@@ -64,6 +80,8 @@ class Job:
     """Set when the job submitted before this one has its place in a pack, or needs none."""
     generation: Generation | None = None
     """The live block's generation that the bytes belong to; None when they came from the cut's spool."""
+    offer: Offer | None = None
+    """The bytes were handed over: they belong to no block of the map yet."""
     placed: trio.Event = field(default_factory=trio.Event)
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -92,8 +110,9 @@ class Sealer:
         self._uploading: dict[bytes, list[Job]] = {}
         self._submitted: dict[tuple[Inode, BlockIndex], Job] = {}
         self._uploads = trio.Semaphore(workspace.settings.packs_in_flight_max)
-        self.unnamed: set[PackId] = set()
-        """Packs of this session that no published manifest has named yet: never candidates for collection (C9)."""
+        self._unnamed: set[PackId] = set()
+        self._held: Counter[PackId] = Counter()
+        """Packs whose frames answered an offer that has not reached the map."""
         self._unnamed_bytes: dict[PackId, int] = {}
         self.bytes_sealed = 0
         self.frames_deduplicated = 0
@@ -114,13 +133,16 @@ class Sealer:
 
     async def submit(self, ino: Inode, block: BlockIndex, cut: Cut | None) -> Job:
         """Start sealing one block; waits for room in the pipeline, not for the store."""
+        job = await self._begin(Job(ino, block, cut, turn=self._last_placed))
+        if cut is None:
+            self._submitted[(ino, block)] = job
+        return job
+
+    async def _begin(self, job: Job) -> Job:
         if not self._room.value:
             self.flush()  # frames in the open pack hold all the room
         await self._room.acquire()
-        job = Job(ino, block, cut, turn=self._last_placed)
-        self._last_placed = job.placed
-        if cut is None:
-            self._submitted[(ino, block)] = job
+        job.turn, self._last_placed = self._last_placed, job.placed
         self._reading += 1
         self._nursery.start_soon(self._prepare, job)
         return job
@@ -145,6 +167,39 @@ class Sealer:
             pack, self._open = self._open, None
             self._nursery.start_soon(self._upload, pack)
 
+    async def offer(self, raw: bytes, name: bytes) -> Offer:
+        """Start making a frame of a block whose digest is *name*; waits for room in the pipeline, not for the store.
+
+        Whoever puts the frame into the map, or does not want it any more, calls `let_go`.
+        """
+        offer = Offer(raw, name)
+        await self._begin(Job(Inode(0), BlockIndex(0), None, self._last_placed, offer=offer, placed=offer.placed))
+        return offer
+
+    async def answered(self, offers: Iterable[Offer]) -> bool:
+        """Return when the store has what was offered; False when something was given up and must be offered again."""
+        offers = list(offers)
+        for offer in offers:
+            await offer.placed.wait()
+        self.flush()
+        for offer in offers:
+            await offer.done.wait()
+        return all(offer.frame is not None for offer in offers)
+
+    def let_go(self, offers: Iterable[Offer]) -> None:
+        """The map has these frames, or nobody wants them."""
+        for offer in offers:
+            if not offer.dropped and offer.frame is not None:
+                self._held[offer.frame.pack] -= 1
+                if self._held[offer.frame.pack] <= 0:
+                    del self._held[offer.frame.pack]
+            offer.dropped = True
+
+    @property
+    def unnamed(self) -> set[PackId]:
+        """Packs of this session that no published manifest has named yet: never candidates for collection (C9)."""
+        return self._unnamed | self._held.keys()
+
     @property
     def bytes_unnamed(self) -> int:
         """Uploaded bytes that no published manifest names yet."""
@@ -155,22 +210,22 @@ class Sealer:
         for key, value in change_set.changes:
             if key[:1] == BLOCK_TABLE and value is not None:
                 pack = FrameRef.decode(value).pack
-                self.unnamed.discard(pack)
+                self._unnamed.discard(pack)
                 self._unnamed_bytes.pop(pack, None)
 
     async def store_pack(self, builder: PackBuilder) -> tuple[FrameRef, ...]:
         """Bring a pack into the store, safe from collection from its first byte on; raises Fenced."""
-        self.unnamed.add(builder.pack)
+        self._unnamed.add(builder.pack)
         refs = await self._packs.upload(builder)
         for ref in refs:
-            self.unnamed.add(ref.pack)
+            self._unnamed.add(ref.pack)
             self._unnamed_bytes[ref.pack] = self._unnamed_bytes.get(ref.pack, 0) + ref.stored_bytes
             self.bytes_sealed += ref.stored_bytes
         return refs
 
     def acknowledged(self) -> frozenset[PackId]:
         """Packs that the store has and no published manifest names yet."""
-        return frozenset(self._unnamed_bytes)
+        return frozenset(self._unnamed_bytes.keys() - self._held.keys())
 
     def settled(self, packs: Iterable[PackId]) -> None:
         """A cut that began when these were acknowledged is published.
@@ -178,17 +233,17 @@ class Sealer:
         What it does not name of them is named by the live map, or was overwritten before anybody could see it.
         """
         for pack in packs:
-            self.unnamed.discard(pack)
+            self._unnamed.discard(pack)
             self._unnamed_bytes.pop(pack, None)
 
     async def _prepare(self, job: Job) -> None:
         """Read and encode a job's block, then put it into the open pack."""
         try:
-            raw = await self._read(job)
+            raw = await self._read(job) if job.offer is None else _taken(job.offer)
             if raw is None:
                 self._finish(job)
                 return
-            name = await self._compute(len(raw), identify, raw)
+            name = job.offer.name if job.offer is not None else await self._compute(len(raw), identify, raw)
             if name is None:
                 self._acknowledge([(job, None)])
                 return
@@ -214,7 +269,8 @@ class Sealer:
                 self._finish(job)  # its spool went while the block was being read
                 return
             # What cannot be read is not published: the cut is given up, and the next one tries again.
-            self._ws.report(f"block {job.block} of inode {job.ino:#x} cannot be read from the cache: {error}")
+            what = "a block" if job.offer is not None else f"block {job.block} of inode {job.ino:#x}"
+            self._ws.report(f"{what} cannot be sealed: {error}")
             if job.cut is not None:
                 job.cut.abandon(str(error))
             self._finish(job)
@@ -359,6 +415,8 @@ class Sealer:
 
     def _wanted(self, job: Job) -> bool:
         """A cut needs the job's bytes, or they still are the block's and have no frame."""
+        if job.offer is not None:
+            return not job.offer.dropped
         if job.cut is not None and not job.cut.abandoned:
             return True
         with self._ws.kv.read() as view:
@@ -374,6 +432,9 @@ class Sealer:
         settled = []
         with ws.kv.write() as txn:
             for job, ref in done:
+                if job.offer is not None:
+                    self._answer(job.offer, ref)
+                    continue
                 if job.cut is not None:
                     job.cut.sealed[(job.ino, job.block)] = ref
                 same = job.generation is not None and job.generation == ws.generations.of(job.ino, job.block)
@@ -388,11 +449,25 @@ class Sealer:
         for job, _ in done:
             self._finish(job)
 
+    def _answer(self, offer: Offer, ref: FrameRef | None) -> None:
+        """In one step with the look that found the frame good: from here on its pack is held."""
+        if ref is not None and not offer.dropped:
+            offer.frame = ref
+            self._held[ref.pack] += 1
+
     def _finish(self, job: Job) -> None:
-        if self._submitted.get((job.ino, job.block)) is job:
+        if job.offer is not None:
+            job.offer.done.set()
+        elif self._submitted.get((job.ino, job.block)) is job:
             del self._submitted[(job.ino, job.block)]
         self._room.release()
         job.done.set()
+
+
+def _taken(offer: Offer) -> bytes | None:
+    """The bytes, which the pipeline lets go as soon as it can."""
+    raw, offer.raw = offer.raw, b""
+    return None if offer.dropped else raw
 
 
 def settle(txn: KVWrite, ino: Inode, block: BlockIndex, ref: FrameRef | None) -> None:
