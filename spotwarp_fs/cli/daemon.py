@@ -21,6 +21,7 @@ from spotwarp_fs.cli.at import read_at
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_budget, cache_directory, workspace_of
 from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
+from spotwarp_fs.cli.directed import Directed, engine_settings_here
 from spotwarp_fs.cli.mounted import Mounted, mount_options
 from spotwarp_fs.cli.setting_aside import set_cache_aside
 from spotwarp_fs.cli.settings import Settings
@@ -96,7 +97,9 @@ async def run(wish: DaemonWish, ready: Callable[[Ready], None]) -> int:
     """Serve until unmounted or told to stop; returns the exit code, or raises SpotwarpError before it was ready."""
     settings = load_settings(wish.flags).settings
     name = workspace_of(settings, Path(wish.mountpoint))
-    await trio.to_thread.run_sync(_check_mount, mount_options(wish, settings, name, cache_directory(settings, name)))
+    if wish.form == "fuse":
+        options = mount_options(wish, settings, name, cache_directory(settings, name))
+        await trio.to_thread.run_sync(_check_mount, options)
     if wish.read_only:
         return await _look(wish, settings, name, ready)
     store = open_store_of(settings)
@@ -163,6 +166,8 @@ async def _serve_workspace(
     kv, data, journal = LmdbKV(cache.map_path), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data, in_use=in_use)
+        if wish.form == "directory":
+            workspace.settings = engine_settings_here(workspace.settings)
         claim = Claim(
             workspace,
             scoped,
@@ -182,7 +187,10 @@ async def _serve_workspace(
             cache.note_released(released=False)
             nursery.start_soon(kv.watch_readers)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
-            drained = await Mounted(wish, settings, served, ready).run()
+            if wish.form == "fuse":
+                drained = await Mounted(wish, settings, served, ready).run()
+            else:
+                drained = await Directed(wish, settings, served, session, ready).run()
             nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
         cache.note_released(released=drained.saved or bool(drained.salvage))

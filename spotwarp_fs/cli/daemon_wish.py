@@ -24,6 +24,10 @@ class DaemonWish:
     """Started by the supervisor after a death: never takes over from anybody else (L11)."""
     supervisor_pid: int = 0
     read_only: bool = False
+    form: str = "fuse"
+    """`fuse` or `directory`."""
+    restore: bool = False
+    adopt_local: bool = False
     at: str | None = None
     """The state to go back to, as `--at` says it; a restart goes on with what it has."""
 

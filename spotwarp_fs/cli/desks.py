@@ -74,7 +74,7 @@ class WriterDesk:
             mountpoint=self._wish.mountpoint,
             workspace=self._name,
             store=self._settings.store_url(),
-            form="fuse",
+            form=self._wish.form,
             created=session.claimed.created,
             manifest=session.streamer.head.manifest.number,
             age_s=max(0.0, now_s - resumed.created_s) if resumed is not None and now_s > 0 else 0.0,
@@ -147,7 +147,7 @@ class WriterDesk:
         return result
 
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return _with_process(await self._reporter.status(), self._wish).to_dict()
+        return replace(_with_process(await self._reporter.status(), self._wish), form=self._wish.form).to_dict()
 
 
 async def _raise_when_fenced(session: Session) -> None:

@@ -23,6 +23,8 @@ BROKEN_PIPE: Final = 141
 COMMANDS: Final = {
     "mount": ("mount", "Mount a workspace; a new one, or where it was left."),
     "umount": ("umount", "Publish what is left, then unmount."),
+    "start": ("start", "Watch a plain directory and publish its changes, without FUSE."),
+    "stop": ("stop", "Publish what is left of a plain directory, and end its daemon."),
     "sync": ("sync", "Return when everything written so far is in the store."),
     "status": ("status", "Show what is safe, what is at risk, and for how long."),
     "ls": ("ls", "List workspaces, or files of one, straight from the store."),

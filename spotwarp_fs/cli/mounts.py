@@ -32,6 +32,7 @@ class MountRecord:
     daemon_pid: int
     supervisor_pid: int
     started_ns: int
+    form: str = "fuse"
 
 
 def mounts_directory(state_dir: Path) -> Path:

@@ -16,8 +16,8 @@ import trio
 from spotwarp_fs.cli.scanning import Found, Scan
 from spotwarp_fs.core import paths
 from spotwarp_fs.core.errors import Refused, UserError
-from spotwarp_fs.core.frames import digest, is_zero
-from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, InodeRecord, ino_range, key_block
+from spotwarp_fs.core.frames import digest, holds, is_zero
+from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, InodeRecord, ino_range, key_block
 from spotwarp_fs.core.requests import Actor, AttributeChange, Node
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, Inode
 from spotwarp_fs.core.xattrs import NAMESPACES, attributes_of
@@ -228,7 +228,7 @@ def _changed_bytes(fd: int, start: int, length: int, state: BlockState | None) -
     data = _read(fd, start, length)
     if is_zero(data):
         return None if state is None else data
-    if state is not None and state.frame is not None and _same(data, state.frame):
+    if state is not None and state.frame is not None and holds(state.frame, data, digest(data)):
         return None
     return data
 
@@ -242,12 +242,6 @@ def _read(fd: int, start: int, length: int) -> bytes:
             break
         parts += more
     return parts.ljust(length, b"\0")
-
-
-def _same(data: bytes, frame: FrameRef) -> bool:
-    """Compare with a frame's digest; beyond its valid length a block is zeros."""
-    valid = data[: frame.raw_bytes]
-    return len(valid) == frame.raw_bytes and digest(valid) == frame.digest and is_zero(data[frame.raw_bytes :])
 
 
 def _source_xattrs(source: bytes) -> dict[bytes, bytes]:

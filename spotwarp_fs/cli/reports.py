@@ -18,6 +18,9 @@ class MountWish:
     read_only: bool = False
     at: str | None = None
     foreground: bool = False
+    form: str = "fuse"
+    restore: bool = False
+    adopt_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

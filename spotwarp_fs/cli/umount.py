@@ -28,6 +28,11 @@ def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) ->
     is kept: mount again on this node and publishing goes on. If another writer took the workspace over, it is 12, and
     what was not published is salvage (`spotwarp salvage`). A mount whose daemon is dead is cleaned away.
     """
+    return end(mountpoint, timeout=timeout, force=force, as_json=as_json)
+
+
+def end(mountpoint: str | None, *, timeout: str | None, force: bool, as_json: bool) -> int:
+    """Drain a workspace of either form and say how that went; returns the exit code."""
     from spotwarp_fs.cli import client, wiring
 
     record = client.find_mount(client.state_directory(), mountpoint)
@@ -42,7 +47,8 @@ def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) ->
     else:
         state = f"saved at manifest {done.manifest}" if done.manifest is not None else "nothing to publish"
         if done.saved:
-            output.emit({}, f"{done.workspace}: {state}; {done.mountpoint} is unmounted", as_json=False)
+            ended = "unmounted" if record.form == "fuse" else "no longer watched"
+            output.emit({}, f"{done.workspace}: {state}; {done.mountpoint} is {ended}", as_json=False)
     if done.saved:
         return ExitCode.OK
     if not as_json:

@@ -38,13 +38,17 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     from spotwarp_fs.fuse.mounting import check_fuse
 
     settings = loaded.settings
-    if settings.mode == "directory":
-        raise UserError("the directory form is not built yet: `mount` has the FUSE form only", ExitCode.USAGE)
-    check_fuse()
+    if wish.form == "fuse" and settings.mode == "directory":
+        raise UserError("`mount` has the FUSE form only; `spotwarp start --workspace DIR` serves a plain directory")
+    if wish.form == "fuse":
+        check_fuse()
     mountpoint = real_path(wish.mountpoint)
     _make(wish.mountpoint)
     refuse_live_mount(mountpoint)
-    daemon_wish = DaemonWish(mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at)
+    daemon_wish = DaemonWish(
+        mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at, form=wish.form,
+        restore=wish.restore, adopt_local=wish.adopt_local,
+    )  # fmt: skip
     if wish.foreground:
         return _foreground(daemon_wish, announce)
     name = workspace_of(settings, Path(mountpoint))
@@ -181,6 +185,7 @@ def _clean_away(record: MountRecord, state_dir: Path) -> None:
     """Both processes are dead: detach what they left, and open the directory below again."""
     from spotwarp_fs.fuse import mounting, underlay
 
-    mounting.clear_dead_mounts(record.mountpoint)
-    underlay.reopen(record.mountpoint, underlay_path(state_dir, record.mountpoint))
+    if record.form == "fuse":
+        mounting.clear_dead_mounts(record.mountpoint)
+        underlay.reopen(record.mountpoint, underlay_path(state_dir, record.mountpoint))
     remove_record(state_dir, record.mountpoint)

@@ -53,6 +53,15 @@ def is_zero(data: bytes | bytearray | memoryview) -> bool:
     return all(_ZEROS.startswith(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES))
 
 
+def holds(ref: FrameRef, raw: bytes, name: bytes) -> bool:
+    """Does *ref* stand for these bytes, whose digest is *name*? Beyond its valid length a block is zeros (H5)."""
+    if ref.raw_bytes == len(raw):
+        return ref.digest == name
+    if ref.raw_bytes > len(raw):
+        return False
+    return digest(raw[: ref.raw_bytes]) == ref.digest and is_zero(raw[ref.raw_bytes :])
+
+
 def encode_frame(raw: bytes | bytearray | memoryview, *, effort: Effort = Effort.DATA) -> bytes:
     """Encode one block or one piece of metadata by itself."""
     array = _array(raw)

@@ -11,32 +11,20 @@ shows as it was when it was laid out keeps the value of the workspace, also wher
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, replace
 from enum import Enum, IntFlag
-from typing import Final, Protocol
+from typing import Final
 
 from spotwarp_fs.core.records import InodeRecord
 
 SETTLED_AFTER_NS: Final = 2_000_000_000
 """A change in the same tick of a coarse clock as the read shows in no `stat`: so old the last change must be."""
 
+StatResult = os.stat_result
+"""What `os.lstat` gives: a value, nothing here asks for one."""
 _WITNESS = struct.Struct(">QQIIIIQQqqBB")
-
-
-class StatResult(Protocol):
-    """What `os.lstat` gives, as far as it matters here."""
-
-    st_dev: int
-    st_ino: int
-    st_mode: int
-    st_nlink: int
-    st_uid: int
-    st_gid: int
-    st_rdev: int
-    st_size: int
-    st_mtime_ns: int
-    st_ctime_ns: int
 
 
 class Seen(IntFlag):

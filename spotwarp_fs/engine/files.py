@@ -326,6 +326,15 @@ class Files:
         if changed is not mark:
             self._put_mark(ino, changed)
 
+    def set_mark(self, ino: Inode, mark: Mark | None) -> None:
+        """Say whether a file is being written, for a workspace whose writes nobody sees (the directory form)."""
+        if mark is None and ino not in self._marks:
+            return
+        if mark is None or ino not in self._marks or self._marks[ino].torn:
+            self._put_mark(ino, mark)
+            if mark is None:
+                self._ws.released.set()
+
     def _put_mark(self, ino: Inode, mark: Mark | None) -> None:
         key = ino_key(NodeTable.IN_FLIGHT, ino)
         with self._ws.kv.write() as txn:

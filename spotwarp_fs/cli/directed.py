@@ -1,0 +1,167 @@
+"""A session served as a plain directory, with control socket and signals, until it is told to stop.
+
+Invariant: the record of a workspace is there only while its daemon can be asked; nothing that is in the directory is
+ever removed by a stop, a fence or a failure.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import trio
+
+from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
+from spotwarp_fs.cli.mounted import Served
+from spotwarp_fs.cli.mounts import MountRecord, remove_record, socket_path, write_record
+from spotwarp_fs.cli.settings import Settings
+from spotwarp_fs.cli.short_path import short_path
+from spotwarp_fs.core.errors import Fenced
+from spotwarp_fs.directory import leases
+from spotwarp_fs.directory.known import KnownTree
+from spotwarp_fs.directory.scanner import Scanner
+from spotwarp_fs.directory.watching import watch
+from spotwarp_fs.engine.control import ControlServer
+from spotwarp_fs.engine.session import Drained, Session
+from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.local.system import SystemWall
+
+log = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+AFTER_SCAN_S: Final = 1.0
+"""A cut follows a scan so soon: how often the directory is scanned is what `interval` says."""
+CUT_SHARE: Final = 0.5
+"""Share of a drain's time that the last scan may take."""
+
+
+def engine_settings_here(settings: EngineSettings) -> EngineSettings:
+    """Change the engine's settings for a workspace whose bytes are not in a cache."""
+    interval_s = min(settings.interval_s, AFTER_SCAN_S)
+    return replace(settings, interval_s=interval_s, warm_bytes_max=0, warm_small_files_max=0, hydrate_all=False)
+
+
+class Directed:
+    """One plain directory that a session serves."""
+
+    def __init__(
+        self, wish: DaemonWish, settings: Settings, served: Served, session: Session, ready: Callable[[Ready], None]
+    ) -> None:
+        self._wish = wish
+        self._settings = settings
+        self._served = served
+        self._session = session
+        self._ready = ready
+        self._root = os.fsencode(wish.mountpoint)
+        self._socket = socket_path(settings.state_dir, wish.mountpoint)
+        self._ending = trio.Event()
+        self._timeout_s = settings.notice_timeout
+        self._result: Drained | None = None
+        self._ended = trio.Event()
+        self._answered: trio.Event | None = None
+
+    async def run(self) -> Drained:
+        """Serve until told to stop, publish what is left, and say how that went."""
+        leases.quiet()
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        session = self._session
+        with session.workspace.kv.read() as view:
+            known = KnownTree.load(view)
+        try:
+            async with AsyncExitStack() as held:
+                path = held.enter_context(short_path(self._socket))
+                watcher = await held.enter_async_context(
+                    watch(self._root, skip=session.workspace.policies.scratch.matches)
+                )
+                self._scanner = Scanner(session, self._root, known, watcher, interval_s=self._settings.interval)
+                operations = {
+                    **self._served.operations,
+                    "sync": self._sync,
+                    "status": self._status,
+                    "drain": self._drain,
+                }
+                control = ControlServer(path, operations, self._served.progress)
+                control.on_answered = self._note_answer
+                nursery = await held.enter_async_context(trio.open_nursery())
+                await nursery.start(control.run)
+                nursery.start_soon(self._served.background)
+                nursery.start_soon(self._obey_signals)
+                nursery.start_soon(self._scanner.run)
+                self._announce()
+                await self._ending.wait()
+                result = self._result = await self._publish_rest()
+                self._ended.set()
+                if self._answered is not None:
+                    with trio.move_on_after(ANSWER_S):
+                        await self._answered.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            remove_record(self._settings.state_dir, self._wish.mountpoint)
+        log.info("drained saved=%s manifest=%d", result.saved, result.number)
+        return result
+
+    async def _publish_rest(self) -> Drained:
+        """Take a last look at the directory, then publish; programs may write until then (P-12)."""
+        deadline_s = trio.current_time() + self._timeout_s
+        looked = False
+        with trio.move_on_after(self._timeout_s * CUT_SHARE):
+            if self._session.workspace.fenced is None:
+                await self._scanner.sync()
+            looked = True
+        result = await self._served.drain(max(1.0, deadline_s - trio.current_time()))
+        if looked or not result.saved:
+            return result
+        return replace(result, saved=False, reason="there was no time to read everything that changed last")
+
+    def _announce(self) -> None:
+        record = MountRecord(
+            mountpoint=self._wish.mountpoint,
+            workspace=self._served.name,
+            store=self._settings.store_url(),
+            cache_dir=str(self._served.cache_path),
+            socket=str(self._socket),
+            daemon_pid=os.getpid(),
+            supervisor_pid=self._wish.supervisor_pid,
+            started_ns=SystemWall().now_ns(),
+            form="directory",
+        )
+        write_record(self._settings.state_dir, record)
+        self._ready(self._served.describe())
+
+    def _note_answer(self, name: str) -> None:
+        if name == "drain" and self._answered is not None:
+            self._answered.set()
+
+    async def _sync(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The barrier: what is in the directory now is published when this returns."""
+        if self._session.workspace.fenced is not None:
+            raise Fenced(str(self._session.workspace.fenced))
+        await self._scanner.sync()
+        return await self._served.operations["sync"](request)
+
+    async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        found = await self._served.operations["status"](request)
+        unseen_s = self._scanner.oldest_unseen_s
+        if unseen_s is not None:
+            found["rpo_seconds"] = max(found["rpo_seconds"], trio.current_time() - unseen_s)
+        return {**found, "directory": asdict(self._scanner.figures)}
+
+    async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Publish, then end after the answer."""
+        self._timeout_s = float(request.get("timeout_s", self._settings.drain_timeout))
+        self._answered = trio.Event()
+        self._ending.set()
+        await self._ended.wait()
+        assert self._result is not None
+        return asdict(self._result)
+
+    async def _obey_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("signal %d: draining", number)
+                self._ending.set()

@@ -1,0 +1,383 @@
+"""Keep the map in step with the directory: walk, plan, read, adopt, again and again.
+
+Invariants: additions before deletions: a name that vanished goes only after a complete walk that began after it was
+first missed, and after everything that this walk found was read (C19 a); the known tree does not change while it is
+walked; whatever goes wrong with one file stops neither the others nor the next walk.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from spotwarp_fs.core import treediff
+from spotwarp_fs.core.errors import Fenced, SpotwarpError
+from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.treediff import Plan
+from spotwarp_fs.core.witness import Look, Seen, look
+from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
+from spotwarp_fs.directory.arriving import arrivals
+from spotwarp_fs.directory.known import KnownTree
+from spotwarp_fs.directory.reading import FileReader, Outcome, Reading
+from spotwarp_fs.directory.walking import Found, Walked, walk
+from spotwarp_fs.directory.watching import Watcher
+from spotwarp_fs.engine.session import Session
+
+SMALL_BYTES: Final = 8 << 20
+"""Files up to this size are read together, and adopted in batches; a larger one comes by itself, beside later walks."""
+BATCH_ENTRIES: Final = 1_000
+BATCH_BYTES: Final = 48 << 20
+SMALL_AT_ONCE: Final = 8
+LARGE_AT_ONCE: Final = 3
+WHOLE_WALK_S: Final = 600.0
+"""How often the whole tree is walked while watching is intact."""
+REREAD_SHARE: Final = 10
+"""A file that is open for writing is read for at most this share of the time, if it shows no change."""
+REREAD_S: Final = 60.0
+SYNC_TRIES: Final = 4
+SYNC_PAUSE_S: Final = 0.5
+"""A barrier looks again at files that changed under its read, this many times."""
+REPORTED_MAX: Final = 1_000
+
+
+@dataclass(slots=True)
+class Figures:
+    """What `status` shows of the scanner."""
+
+    walks: int = 0
+    whole_walks: int = 0
+    entries: int = 0
+    bytes_read: int = 0
+    reading: list[str] = field(default_factory=list)
+    in_flight: list[str] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
+    fuzzy: list[str] = field(default_factory=list)
+    watching: str = ""
+    last_walk_s: float = 0.0
+    """What the last walk took."""
+
+
+class Scanner:
+    """Scans for one session; `run` must be running."""
+
+    def __init__(
+        self,
+        session: Session,
+        root: bytes,
+        known: KnownTree,
+        watcher: Watcher,
+        *,
+        interval_s: float,
+        on_written: Callable[[bytes], None] = lambda path: None,
+    ) -> None:
+        self._session = session
+        self._ws = session.workspace
+        self._root = root
+        self._known = known
+        self._watcher = watcher
+        self._interval_s = interval_s
+        self._on_written = on_written
+        """Told of a placeholder that is the user's file now."""
+        self._reader = FileReader(session)
+        self._adopter = Adopter(session, known)
+        self._tree = trio.Lock()
+        """Held while the known tree is walked, and for each change of it."""
+        self._cycling = trio.Lock()
+        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._reading: dict[bytes, int] = {}
+        """Large files that are being read, and the walk that found them."""
+        self._read_again_s: dict[bytes, float] = {}
+        self._tries: dict[bytes, int] = {}
+        self._pending: dict[bytes, int] = {}
+        """Names that were missed, and the walk that first did."""
+        self._removals: dict[bytes, int] = {}
+        """Names that may go once everything that this walk found was read."""
+        self._in_flight: set[bytes] = set()
+        self._fuzzy: set[bytes] = set()
+        self._reported: set[tuple[bytes, str]] = set()
+        self._last_begun_s = self._last_whole_s = -1e9
+        self._finished = trio.Event()
+        self.oldest_unseen_s: float | None = None
+        """Since when something on disk may not be in the map yet (trio's clock)."""
+        self.figures = Figures()
+
+    async def run(self) -> None:
+        """Scan until cancelled or fenced."""
+        async with trio.open_nursery() as self._nursery:
+            while self._ws.fenced is None:
+                await self._until_due()
+                try:
+                    await self._cycle(whole=False)
+                except Fenced:
+                    break
+                except (SpotwarpError, OSError) as error:
+                    self._report(b"", f"the directory could not be scanned: {error}")
+            self._nursery.cancel_scope.cancel()
+
+    async def sync(self) -> None:
+        """Return when everything that is in the directory now is in the map, except what is in flight."""
+        for _ in range(SYNC_TRIES):
+            await self._cycle(whole=True)
+            if self._pending:
+                await self._cycle(whole=True)
+            while self._reading:
+                await self._finished.wait()
+            self._apply_removals()
+            if not self._tries:
+                return
+            await trio.sleep(SYNC_PAUSE_S)
+
+    async def _until_due(self) -> None:
+        """Wait until something may have changed, and at least `interval` since the last scan began."""
+        soon_s = self._last_begun_s + self._interval_s
+        late_s = soon_s if self._looks_again() else self._last_whole_s + WHOLE_WALK_S
+        with trio.move_on_at(late_s):
+            await self._watcher.changed()
+            if self.oldest_unseen_s is None:
+                self.oldest_unseen_s = trio.current_time()
+        await trio.sleep_until(max(soon_s, trio.current_time()))
+
+    def _looks_again(self) -> bool:
+        return (
+            bool(self._pending or self._removals or self._tries or self._in_flight or self._read_again_s)
+            or self._watcher.state != "intact"
+        )
+
+    async def _cycle(self, *, whole: bool) -> None:
+        """Walk once, and adopt what was found, except what large files hold: these come when they are read."""
+        async with self._cycling:
+            self._last_begun_s = trio.current_time()
+            walked, plan, number = await self._walk(whole=whole)
+            readable = await self._names(plan)
+            await self._small([found for found in readable if found.status.st_size <= SMALL_BYTES])
+            for found in readable:
+                if found.status.st_size > SMALL_BYTES:
+                    self._reading[found.path] = number
+                    self._nursery.start_soon(self._read_large, found)
+            self._removals.update(dict.fromkeys(plan.removals, number))
+            self._apply_removals()
+            for path, reason in walked.unreadable:
+                self._report(path, reason)
+            if not self._reading and not self._pending and not self._tries:
+                self.oldest_unseen_s = None
+
+    async def _walk(self, *, whole: bool) -> tuple[Walked, Plan, int]:
+        hints = self._watcher.take()
+        now_s = trio.current_time()
+        whole = whole or hints.whole or bool(self._pending) or now_s - self._last_whole_s >= WHOLE_WALK_S
+        directories = None if whole else {*hints.directories, *self._due_directories(now_s)}
+        async with self._tree:
+            walked = await self._ws.workers.run(
+                Work.DISK, lambda: walk(self._root, self._known, skip=self._is_scratch, directories=directories)
+            )
+            self.figures.walks += 1
+            number = self.figures.walks
+            if walked.complete:
+                self.figures.whole_walks += 1
+                self._last_whole_s = now_s
+            plan = treediff.plan(walked, self._known, self._pending, number)
+            self._pending = dict(plan.pending)
+        self.figures.last_walk_s = trio.current_time() - now_s
+        self.figures.watching = self._watcher.state
+        return walked, plan, number
+
+    def _is_scratch(self, path: bytes) -> bool:
+        return self._ws.policies.scratch.matches(path)
+
+    def _due_directories(self, now_s: float) -> set[bytes]:
+        """Where there are files that must be looked at again, changed or not."""
+        again = {path for path, due_s in self._read_again_s.items() if due_s <= now_s}
+        return {path.rpartition(b"/")[0] for path in again | self._in_flight | self._tries.keys()}
+
+    async def _names(self, plan: Plan) -> list[Found]:
+        """Adopt renames and everything but file contents; returns the files that must be read."""
+        self._commit(Batch(renames=list(plan.renames)))
+        files = [found for found in plan.found if stat.S_ISREG(found.status.st_mode)]
+        others = [found for found in plan.found if not stat.S_ISREG(found.status.st_mode)]
+        await self._adopt(others, {})
+        readable = []
+        only_names = []
+        links = dict(plan.links)
+        for found in files:
+            if found.path in links:
+                continue
+            entry = self._known.get(found.path)
+            witness = entry.witness if entry is not None else None
+            match look(witness, found.status):
+                case Look.ABSENT:
+                    only_names.append(found)
+                case Look.WRITTEN:
+                    self._on_written(found.path)
+                    readable.append(found)
+                case Look.CLEAN:
+                    only_names.append(found)
+                case Look.READ:
+                    if self._is_due(found, unchanged=witness is not None and witness.unchanged(found.status)):
+                        readable.append(found)
+        await self._adopt(only_names, {})
+        self._links = links
+        return readable
+
+    def _is_due(self, found: Found, *, unchanged: bool) -> bool:
+        if found.path in self._reading:
+            return False
+        return not (unchanged and self._read_again_s.get(found.path, 0.0) > trio.current_time())
+
+    async def _adopt(self, found: Iterable[Found], readings: dict[bytes, Reading]) -> None:
+        """Take entries into the map, some at a time."""
+        waiting = list(found)
+        for at in range(0, len(waiting), BATCH_ENTRIES):
+            some = waiting[at : at + BATCH_ENTRIES]
+            arrived = await self._ws.workers.run(Work.DISK, arrivals, self._root, some, readings)
+            async with self._tree:
+                self._commit(Batch(arrivals=arrived))
+
+    async def _small(self, files: list[Found]) -> None:
+        """Read small files together, and adopt them in batches; then the names that are links to files."""
+        batch: list[Found] = []
+        size = 0
+        for found in files:
+            if batch and (len(batch) >= BATCH_ENTRIES or size + found.status.st_size > BATCH_BYTES):
+                await self._read_batch(batch)
+                batch, size = [], 0
+            batch.append(found)
+            size += found.status.st_size
+        if batch:
+            await self._read_batch(batch)
+        await self._link()
+
+    async def _link(self) -> None:
+        """Adopt further names of files that the map has; a file that is not there yet comes with a later walk."""
+        links, self._links = self._links, {}
+        async with self._tree:
+            known = [
+                Arrival(path, status, None, link_to=source)
+                for path, (source, status) in links.items()
+                if self._known.get(source) is not None
+            ]
+            self._commit(Batch(arrivals=known))
+
+    async def _read_batch(self, files: list[Found]) -> None:
+        readings: dict[bytes, Reading] = {}
+        slots = trio.CapacityLimiter(SMALL_AT_ONCE)
+
+        async def read(found: Found) -> None:
+            async with slots:
+                readings[found.path] = await self._read(found)
+
+        async with trio.open_nursery() as nursery:
+            for found in files:
+                nursery.start_soon(read, found)
+        await self._finish(files, readings)
+
+    async def _read_large(self, found: Found) -> None:
+        """Read one large file beside everything else."""
+        try:
+            async with self._large:
+                reading = await self._read(found)
+                await self._finish([found], {found.path: reading})
+        finally:
+            del self._reading[found.path]
+            self._apply_removals()
+            self._finished.set()
+            self._finished = trio.Event()
+
+    async def _read(self, found: Found) -> Reading:
+        """Read a file; whatever goes wrong is a failed reading."""
+        path = found.path
+        entry = self._known.get(path)
+        begun_s = trio.current_time()
+        try:
+            reading = await self._reader.read(
+                os.path.join(self._root, path),
+                found.status,
+                entry.ino if entry is not None else None,
+                atomic=self._ws.policies.is_atomic(path.rpartition(b"/")[2]),
+                tries=self._tries.get(path, 0),
+            )
+        except Fenced:
+            raise
+        except SpotwarpError as error:
+            reading = Reading(Outcome.FAILED, found.status, reason=str(error))
+        took_s = trio.current_time() - begun_s
+        self._read_again_s.pop(path, None)
+        if reading.outcome in COUNTED and not reading.seen & Seen.TRUSTED:
+            pause_s = max(self._interval_s, REREAD_SHARE * took_s)
+            fresh = self._ws.wall.now_ns() - reading.status.st_ctime_ns < 2 * self._interval_s * 1e9
+            self._read_again_s[path] = trio.current_time() + (pause_s if fresh else max(pause_s, REREAD_S))
+        return reading
+
+    async def _finish(self, files: list[Found], readings: dict[bytes, Reading]) -> None:
+        """Wait for the store, then take over what counts."""
+        await self._reader.answered(readings.values())
+        for path, reading in readings.items():
+            self._note(path, reading)
+        counted = [found for found in files if self._goes_in(found.path, readings[found.path])]
+        await self._adopt(counted, readings)
+        self._reader.let_go(readings.values())
+        self.figures.bytes_read = self._reader.bytes_read
+
+    def _goes_in(self, path: bytes, reading: Reading) -> bool:
+        return reading.outcome in COUNTED or path in self._in_flight
+
+    def _note(self, path: bytes, reading: Reading) -> None:
+        """Remember what has to be looked at again, and tell."""
+        atomic = self._ws.policies.is_atomic(path.rpartition(b"/")[2])
+        self._in_flight.discard(path)
+        self._fuzzy.discard(path)
+        if reading.outcome is Outcome.IN_FLIGHT or (atomic and reading.outcome is Outcome.UNSETTLED):
+            self._in_flight.add(path)
+        if reading.outcome in (Outcome.UNSETTLED, Outcome.FAILED):
+            self._tries[path] = self._tries.get(path, 0) + 1
+        else:
+            self._tries.pop(path, None)
+        if reading.outcome is Outcome.FAILED:
+            self._report(path, reading.reason)
+        if reading.seen & Seen.FUZZY:
+            self._fuzzy.add(path)
+            self._report(
+                path, "it changes all the time: what is published of it may never have been its content at once"
+            )
+        figures = self.figures
+        figures.in_flight, figures.fuzzy = _shown(self._in_flight), _shown(self._fuzzy)
+        figures.unsettled, figures.reading = _shown(self._tries), _shown(self._reading)
+
+    def _commit(self, batch: Batch) -> None:
+        if batch and self._ws.fenced is None:
+            self._adopter.commit(batch)
+            self.figures.entries += len(batch.arrivals)
+
+    def _apply_removals(self) -> None:
+        """Let names go that two walks missed, as soon as what the second one found was read."""
+        unread = min(self._reading.values(), default=None)
+        ready = [path for path, number in self._removals.items() if unread is None or number < unread]
+        if self._tree.locked() or not ready:
+            return
+        gone = []
+        for path in ready:
+            del self._removals[path]
+            for noted in (self._in_flight, self._fuzzy):
+                noted.discard(path)
+            self._tries.pop(path, None)
+            self._read_again_s.pop(path, None)
+            if not os.path.lexists(os.path.join(self._root, path)):
+                gone.append(path)
+        self._commit(Batch(removals=gone))
+
+    def _report(self, path: bytes, reason: str) -> None:
+        if (path, reason) in self._reported:
+            return
+        if len(self._reported) >= REPORTED_MAX:
+            self._reported.clear()
+        self._reported.add((path, reason))
+        self._ws.report(f"{os.fsdecode(path)}: {reason}" if path else reason)
+
+
+def _shown(paths: Iterable[bytes]) -> list[str]:
+    """The first of them, for people."""
+    return [path.decode("utf-8", "replace") for path in sorted(paths)[:20]]
