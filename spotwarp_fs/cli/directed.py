@@ -22,7 +22,6 @@ from spotwarp_fs.cli.mounts import MountRecord, remove_record, socket_path, writ
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.short_path import short_path
 from spotwarp_fs.core.errors import Fenced
-from spotwarp_fs.directory import leases
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.scanner import Scanner
 from spotwarp_fs.directory.watching import watch
@@ -67,7 +66,6 @@ class Directed:
 
     async def run(self) -> Drained:
         """Serve until told to stop, publish what is left, and say how that went."""
-        leases.quiet()
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         session = self._session
         with session.workspace.kv.read() as view:
