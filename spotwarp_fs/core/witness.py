@@ -27,16 +27,35 @@ _WITNESS = struct.Struct(">QQIIIIQQqqBB")
 class StatResult(Protocol):
     """What `os.lstat` gives, as far as it matters here."""
 
-    st_dev: int
-    st_ino: int
-    st_mode: int
-    st_nlink: int
-    st_uid: int
-    st_gid: int
-    st_rdev: int
-    st_size: int
-    st_mtime_ns: int
-    st_ctime_ns: int
+    @property
+    def st_dev(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_ino(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_mode(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_nlink(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_uid(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_gid(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_rdev(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_mtime_ns(self) -> int: ...  # noqa: D102
+
+    @property
+    def st_ctime_ns(self) -> int: ...  # noqa: D102
 
 
 class Seen(IntFlag):
