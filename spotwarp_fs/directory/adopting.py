@@ -244,6 +244,8 @@ class _Step:
             return
         # The attributes stay those of the content that the map has, and the next walk finds the file again.
         self._marks[ino] = Mark(since_ns=self._now_ns)
+        if not self._session.files.is_marked(ino):
+            self._recorder.touch(inode_key(ino))  # the next manifest has to say so, though nothing else changed
         before = self._witness(ino)
         self._see(arrival.path, ino, (before or Witness.of(arrival.status)).with_seen(Seen.NOTHING))
 

@@ -11,10 +11,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from spotwarp_fs.core.walked import Found
 from spotwarp_fs.core.xattrs import NAMESPACES
 from spotwarp_fs.directory.adopting import Arrival, is_visible
 from spotwarp_fs.directory.reading import Reading
-from spotwarp_fs.directory.walking import Found
 
 UNKEPT: Final = (b"security.selinux", b"security.ima", b"security.evm", b"user.spotwarp.absent")
 """Labels that belong to the machine or to us, not to the file."""

@@ -19,12 +19,13 @@ from spotwarp_fs.core import treediff
 from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.treediff import Plan
+from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
 from spotwarp_fs.directory.arriving import arrivals
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.reading import FileReader, Outcome, Reading
-from spotwarp_fs.directory.walking import Found, Walked, walk
+from spotwarp_fs.directory.walking import walk
 from spotwarp_fs.directory.watching import Watcher
 from spotwarp_fs.engine.session import Session
 

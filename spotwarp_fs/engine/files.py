@@ -326,11 +326,16 @@ class Files:
         if changed is not mark:
             self._put_mark(ino, changed)
 
+    def is_marked(self, ino: Inode) -> bool:
+        """Tell whether a file counts as being written."""
+        mark = self._marks.get(ino)
+        return mark is not None and not mark.torn
+
     def set_mark(self, ino: Inode, mark: Mark | None) -> None:
         """Say whether a file is being written, for a workspace whose writes nobody sees (the directory form)."""
         if mark is None and ino not in self._marks:
             return
-        if mark is None or ino not in self._marks or self._marks[ino].torn:
+        if mark is None or not self.is_marked(ino):
             self._put_mark(ino, mark)
             if mark is None:
                 self._ws.released.set()

@@ -1,4 +1,4 @@
-"""Does a plain directory become the states it should? Real files, a real session, the states read back from the store."""
+"""Does a plain directory become the states it should? Real files, a real session, states read back from the store."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_tree_of_everything_is_published_as_it_is(tmp_path: Path) -> None:
             await _check(served)
             state = await published_state(store)
         assert state.names() == {
-            "sub", "sub/deep", "sub/a.txt", "big.bin", "empty", "sparse", "hard", "sym", "fifo", os.fsdecode(b"caf\xe9"),
+            "sub", "sub/deep", "sub/a.txt", "big.bin", "empty", "sparse", "hard", "sym", "fifo",
+            os.fsdecode(b"caf\xe9"),
         }  # fmt: skip
         assert state.content[b"big.bin"] == (root / "big.bin").read_bytes()
         assert state.content[b"sparse"] == (root / "sparse").read_bytes()
