@@ -33,16 +33,13 @@ from spotwarp_fs.local.system import SystemWall
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
-AFTER_SCAN_S: Final = 1.0
-"""A cut follows a scan so soon: how often the directory is scanned is what `interval` says."""
 CUT_SHARE: Final = 0.5
 """Share of a drain's time that the last scan may take."""
 
 
 def engine_settings_here(settings: EngineSettings) -> EngineSettings:
     """Change the engine's settings for a workspace whose bytes are not in a cache."""
-    interval_s = min(settings.interval_s, AFTER_SCAN_S)
-    return replace(settings, interval_s=interval_s, warm_bytes_max=0, warm_small_files_max=0, hydrate_all=False)
+    return replace(settings, warm_bytes_max=0, warm_small_files_max=0, hydrate_all=False)
 
 
 class Directed:

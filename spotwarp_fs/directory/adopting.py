@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from spotwarp_fs.core import namespace, paths, rename, xattrs
@@ -30,6 +30,7 @@ from spotwarp_fs.core.records import (
     key_block,
 )
 from spotwarp_fs.core.requests import Actor, Node
+from spotwarp_fs.core.treediff import Clear, Link, Rename
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, BlockIndex, Inode
 from spotwarp_fs.core.witness import Seen, Witness, merged
 from spotwarp_fs.directory.known import KnownTree
@@ -53,21 +54,23 @@ class Arrival:
     """Of a symlink."""
     reading: Reading | None = None
     """Of a regular file; None: only its name and attributes are taken."""
-    link_to: bytes | None = None
-    """A path of the same file that the map has already, or that comes before this one in the batch."""
+    fresh: bool = False
+    """Another file than the one that the map has there, which goes."""
 
 
 @dataclass(slots=True)
 class Batch:
     """What is taken over in one step, in this order."""
 
-    renames: list[tuple[bytes, bytes]] = field(default_factory=list)
+    steps: list[Arrival | Rename | Clear] = field(default_factory=list)
+    """Directories that are new, renames, and what is in the way of these."""
     arrivals: list[Arrival] = field(default_factory=list)
     """Parents before children."""
+    links: list[Link] = field(default_factory=list)
     removals: list[bytes] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.renames or self.arrivals or self.removals)
+        return bool(self.steps or self.arrivals or self.links or self.removals)
 
 
 class Adopter:
@@ -81,7 +84,7 @@ class Adopter:
     def commit(self, batch: Batch) -> None:
         """Take *batch* over; raises OSError when the map's disk is full, and has changed nothing then."""
         # Before the change: a number whose batch was not kept must not come again.
-        numbers = [self._ws.new_inode() for _ in batch.arrivals]
+        numbers = [self._ws.new_inode() for _ in (*batch.steps, *batch.arrivals)]
         step = _Step(self._session, self._known, numbers)
         with self._ws.change() as recorder:
             step.run(recorder, batch)
@@ -109,21 +112,36 @@ class _Step:
     def run(self, recorder: Recorder, batch: Batch) -> None:
         self._recorder = recorder
         self._border = Border(recorder, self._ws.policies.scratch)
-        for source, target in batch.renames:
-            self._rename(source, target)
+        for step in batch.steps:
+            self._take(step)
         for arrival in batch.arrivals:
             self._arrive(arrival)
+        for link in batch.links:
+            self._link(link)
         for path in batch.removals:
             self._remove(path)
+        self._restore_times()
         for arrival in batch.arrivals:
             if stat.S_ISDIR(arrival.status.st_mode):
-                self._times.pop(self._at(arrival.path), None)
                 self._attributes(self._at(arrival.path), arrival)
+
+    def _take(self, step: Arrival | Rename | Clear) -> None:
+        match step:
+            case Arrival():
+                self._arrive(step)
+                self._attributes(self._at(step.path), step)
+            case Rename():
+                self._rename(step.source, step.target)
+            case Clear():
+                self._remove(step.path)
+
+    def _restore_times(self) -> None:
+        """Directories keep the times that they have on disk, not those of our changes."""
         for ino, (mtime_ns, ctime_ns) in self._times.items():
-            value = recorder.get(inode_key(ino))
+            value = self._recorder.get(inode_key(ino))
             if value is not None:
                 record = replace(InodeRecord.decode(value), mtime_ns=mtime_ns, ctime_ns=ctime_ns)
-                recorder.put(inode_key(ino), record.encode())
+                self._recorder.put(inode_key(ino), record.encode())
 
     def finish(self) -> None:
         """After the commit, in the same step."""
@@ -136,7 +154,7 @@ class _Step:
             files.lost_name(node)
         for what, path, source, ino, witness in self._after:
             if what == "put":
-                self._known.put(path, ino, witness)
+                self._known.put(path, ino, witness, is_directory=False if witness is None else None)
             elif what == "move":
                 self._known.move(source, path)
             else:
@@ -176,9 +194,6 @@ class _Step:
 
     def _arrive(self, arrival: Arrival) -> None:
         present = self._present(arrival)
-        if arrival.link_to is not None:
-            self._link(arrival, present)
-            return
         if present is None:
             present = self._make(arrival)
         mode = arrival.status.st_mode
@@ -197,7 +212,7 @@ class _Step:
             return None
         record = paths.inode(self._recorder, entry.ino)
         same = stat.S_IFMT(record.mode) == stat.S_IFMT(arrival.status.st_mode)
-        if same and (not stat.S_ISLNK(record.mode) or record.target == arrival.target):
+        if same and not arrival.fresh and (not stat.S_ISLNK(record.mode) or record.target == arrival.target):
             return Node(entry.ino, record)
         self._remove(arrival.path)
         return None
@@ -219,19 +234,20 @@ class _Step:
             self._made.append(ino)
         return node
 
-    def _link(self, arrival: Arrival, present: Node | None) -> None:
-        assert arrival.link_to is not None
-        ino = self._at(arrival.link_to)
-        if present is not None:
-            if present.ino == ino:
+    def _link(self, link: Link) -> None:
+        """Give a file that the map has one more name, in place of what that led to."""
+        ino = self._at(link.source)
+        parent, name = self._place(link.target)
+        entry = paths.entry(self._recorder, parent, name)
+        if entry is not None:
+            if entry.ino == ino:
                 return
-            self._remove(arrival.path)
-        parent, name = self._place(arrival.path)
+            self._remove(link.target)
         self._touch(parent)
         namespace.link(self._recorder, ino, parent, name, self._now_ns)
         self._border.linked(parent, name, ino)
-        self._here[arrival.path] = ino
-        self._after.append(("put", arrival.path, b"", ino, self._witness(ino)))
+        self._here[link.target] = ino
+        self._after.append(("put", link.target, b"", ino, self._witness(ino)))
 
     def _file(self, ino: Inode, arrival: Arrival) -> None:
         """Take over a file's content, if the read counts, and its attributes; else it is in flight."""
@@ -340,13 +356,3 @@ class _Step:
 def is_visible(name: bytes) -> bool:
     """Tell whether this process sees such an attribute where there is one: what it cannot see is carried over."""
     return name.startswith(b"user.") or (os.geteuid() == 0 and name.startswith((b"trusted.", b"security.")))
-
-
-def merge(batches: Iterable[Batch]) -> Batch:
-    """Put several batches into one, in their order."""
-    whole = Batch()
-    for batch in batches:
-        whole.renames += batch.renames
-        whole.arrivals += batch.arrivals
-        whole.removals += batch.removals
-    return whole

@@ -1,9 +1,9 @@
 """Read one file of the directory so that what is published of it was its content at one moment (C19).
 
 Invariants: a placeholder is never read; a file is *trusted* only if it was read under an unbroken read lease (nobody
-had it open for writing or mapped writable) and its last change was 2 s old by then; what was read counts only if the
-`stat` is the same before and after, or if a second read finds the same bytes below the old end (growth: its prefix
-existed). A writer who wants in is let in at once: the lease is given back, and the read does not count.
+had it open for writing or mapped writable) and its last change was 2 s old by then; what was read without a lease
+counts only if a second read finds the same bytes (so that all of them were there in between), or if its last change is
+old. A writer who wants in is let in at once: the lease is given back, and the read does not count.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ RUN_BLOCKS: Final = 4
 """Blocks that one call in a worker thread reads and digests."""
 LEASE_LOOK_S: Final = 0.02
 """How long a writer's `open` may wait for the lease of a read."""
-TICK_NS: Final = 20_000_000
-"""Kernels before 6.13 give two changes within one tick the same time: a read begins this long after the last change."""
 TRIES_MAX: Final = 3
 """A file that never settles is published after so many tries, flagged."""
 QUIET_NS: Final = 10_000_000_000
-"""Where there are no leases, an atomic file counts as closed when it was unchanged for so long."""
+"""A `write` notes the time before it copies its bytes, so without a lease an unchanged `stat` says little about a
+younger change; and where there are no leases, an atomic file counts as closed when it was unchanged for so long."""
 
 
 class Outcome(Enum):
@@ -167,16 +166,13 @@ class FileReader:
         status = os.fstat(fd)
         if atomic and (refused or now_ns - status.st_ctime_ns < QUIET_NS):
             return Reading(Outcome.IN_FLIGHT, status)
-        if 0 <= now_ns - status.st_ctime_ns < TICK_NS:
-            await trio.sleep(TICK_NS / 1e9)
-            status = os.fstat(fd)
         reading = Reading(Outcome.UNSETTLED, status, reason="it changes while it is read")
         names = await self._blocks(fd, known, status.st_size, reading.changed)
         after = os.fstat(fd)
-        if _same(status, after):
+        if _same(status, after) and now_ns - status.st_ctime_ns >= QUIET_NS:
             reading.outcome = Outcome.SETTLED
         elif after.st_size >= status.st_size and await self._has_still(fd, names, status.st_size):
-            reading.outcome = Outcome.GROWN
+            reading.outcome = Outcome.SETTLED if _same(status, os.fstat(fd)) else Outcome.GROWN
         elif tries + 1 >= TRIES_MAX and not atomic:
             reading.outcome, reading.seen = Outcome.GROWN, Seen.FUZZY
         return reading

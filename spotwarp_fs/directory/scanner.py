@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import trio
@@ -18,7 +19,7 @@ import trio
 from spotwarp_fs.core import treediff
 from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ports import Work
-from spotwarp_fs.core.treediff import Plan
+from spotwarp_fs.core.treediff import Link, Plan
 from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
@@ -43,6 +44,8 @@ REREAD_S: Final = 60.0
 SYNC_TRIES: Final = 4
 SYNC_PAUSE_S: Final = 0.5
 """A barrier looks again at files that changed under its read, this many times."""
+CUT_AFTER_S: Final = 0.2
+"""A cut follows a scan so soon: `interval` says how often the directory is scanned."""
 REPORTED_MAX: Final = 1_000
 
 
@@ -90,12 +93,16 @@ class Scanner:
         """Held while the known tree is walked, and for each change of it."""
         self._cycling = trio.Lock()
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._links: list[Link] = []
+        self._fresh: set[bytes] = set()
+        """Files that replace another one which the map has at their path."""
         self._reading: dict[bytes, int] = {}
         """Large files that are being read, and the walk that found them."""
         self._read_again_s: dict[bytes, float] = {}
         self._tries: dict[bytes, int] = {}
         self._pending: dict[bytes, int] = {}
         """Names that were missed, and the walk that first did."""
+        self._needs_whole = False
         self._removals: dict[bytes, int] = {}
         """Names that may go once everything that this walk found was read."""
         self._in_flight: set[bytes] = set()
@@ -124,7 +131,7 @@ class Scanner:
         """Return when everything that is in the directory now is in the map, except what is in flight."""
         for _ in range(SYNC_TRIES):
             await self._cycle(whole=True)
-            if self._pending:
+            if self._needs_whole:
                 await self._cycle(whole=True)
             while self._reading:
                 await self._finished.wait()
@@ -145,7 +152,7 @@ class Scanner:
 
     def _looks_again(self) -> bool:
         return (
-            bool(self._pending or self._removals or self._tries or self._in_flight or self._read_again_s)
+            bool(self._needs_whole or self._removals or self._tries or self._in_flight or self._read_again_s)
             or self._watcher.state != "intact"
         )
 
@@ -154,7 +161,7 @@ class Scanner:
         async with self._cycling:
             self._last_begun_s = trio.current_time()
             walked, plan, number = await self._walk(whole=whole)
-            readable = await self._names(plan)
+            readable = [found for found in await self._names(plan) if self._is_due(found)]
             await self._small([found for found in readable if found.status.st_size <= SMALL_BYTES])
             for found in readable:
                 if found.status.st_size > SMALL_BYTES:
@@ -162,15 +169,16 @@ class Scanner:
                     self._nursery.start_soon(self._read_large, found)
             self._removals.update(dict.fromkeys(plan.removals, number))
             self._apply_removals()
+            self._ask_for_a_cut()
             for path, reason in walked.unreadable:
                 self._report(path, reason)
-            if not self._reading and not self._pending and not self._tries:
+            if not self._reading and not self._needs_whole and not self._tries:
                 self.oldest_unseen_s = None
 
     async def _walk(self, *, whole: bool) -> tuple[Walked, Plan, int]:
         hints = self._watcher.take()
         now_s = trio.current_time()
-        whole = whole or hints.whole or bool(self._pending) or now_s - self._last_whole_s >= WHOLE_WALK_S
+        whole = whole or hints.whole or self._needs_whole or now_s - self._last_whole_s >= WHOLE_WALK_S
         directories = None if whole else {*hints.directories, *self._due_directories(now_s)}
         async with self._tree:
             walked = await self._ws.workers.run(
@@ -183,6 +191,7 @@ class Scanner:
                 self._last_whole_s = now_s
             plan = treediff.plan(walked, self._known, self._pending, number)
             self._pending = dict(plan.pending)
+            self._needs_whole = plan.needs_complete_walk
         self.figures.last_walk_s = trio.current_time() - now_s
         self.figures.watching = self._watcher.state
         return walked, plan, number
@@ -197,46 +206,64 @@ class Scanner:
 
     async def _names(self, plan: Plan) -> list[Found]:
         """Adopt renames and everything but file contents; returns the files that must be read."""
-        self._commit(Batch(renames=list(plan.renames)))
-        files = [found for found in plan.found if stat.S_ISREG(found.status.st_mode)]
-        others = [found for found in plan.found if not stat.S_ISREG(found.status.st_mode)]
-        await self._adopt(others, {})
-        readable = []
-        only_names = []
-        links = dict(plan.links)
-        for found in files:
-            if found.path in links:
+        made = {found.path for found in plan.steps if isinstance(found, Found)}
+        looked = {each.path: each for each in await self._look_at([f for f in plan.steps if isinstance(f, Found)])}
+        steps = [looked.get(step.path) if isinstance(step, Found) else step for step in plan.steps]
+        async with self._tree:
+            self._commit(Batch(steps=[step for step in steps if step is not None]))
+        appeared = {found.path for found in plan.appeared}
+        self._fresh |= {path for path in appeared if self._known.get(path) is not None}
+        names, readable = [], []
+        for found in (*plan.appeared, *plan.changed):
+            if found.path in made or not self._stands(found.path):
                 continue
-            entry = self._known.get(found.path)
-            witness = entry.witness if entry is not None else None
-            match look(witness, found.status):
-                case Look.ABSENT:
-                    only_names.append(found)
-                case Look.WRITTEN:
-                    self._on_written(found.path)
-                    readable.append(found)
-                case Look.CLEAN:
-                    only_names.append(found)
-                case Look.READ:
-                    if self._is_due(found, unchanged=witness is not None and witness.unchanged(found.status)):
-                        readable.append(found)
-        await self._adopt(only_names, {})
-        self._links = links
+            if stat.S_ISREG(found.status.st_mode) and self._must_read(found):
+                readable.append(found)
+            else:
+                names.append(found)
+        await self._adopt(names, {})
+        self._links = list(plan.links)
         return readable
 
-    def _is_due(self, found: Found, *, unchanged: bool) -> bool:
+    def _stands(self, path: bytes) -> bool:
+        """The directory above is in the map: else it vanished between the walk and a closer look."""
+        return self._known.get(path.rpartition(b"/")[0]) is not None
+
+    def _must_read(self, found: Found) -> bool:
+        """Tell whether a file's content must be read now; else only its name and attributes are taken."""
+        entry = self._known.get(found.path)
+        witness = entry.witness if entry is not None and found.path not in self._fresh else None
+        match look(witness, found.status):
+            case Look.ABSENT | Look.CLEAN:
+                return False
+            case Look.WRITTEN:
+                self._on_written(found.path)
+                return True
+            case Look.READ:
+                return True
+
+    def _is_due(self, found: Found) -> bool:
         if found.path in self._reading:
             return False
+        entry = self._known.get(found.path)
+        unchanged = entry is not None and entry.witness is not None and entry.witness.unchanged(found.status)
         return not (unchanged and self._read_again_s.get(found.path, 0.0) > trio.current_time())
 
-    async def _adopt(self, found: Iterable[Found], readings: dict[bytes, Reading]) -> None:
+    async def _look_at(
+        self, found: list[Found], readings: Mapping[bytes, Reading] = MappingProxyType({})
+    ) -> list[Arrival]:
+        return await self._ws.workers.run(Work.DISK, arrivals, self._root, found, readings)
+
+    async def _adopt(self, found: Iterable[Found], readings: Mapping[bytes, Reading]) -> None:
         """Take entries into the map, some at a time."""
         waiting = list(found)
         for at in range(0, len(waiting), BATCH_ENTRIES):
-            some = waiting[at : at + BATCH_ENTRIES]
-            arrived = await self._ws.workers.run(Work.DISK, arrivals, self._root, some, readings)
+            arrived = await self._look_at(waiting[at : at + BATCH_ENTRIES], readings)
             async with self._tree:
-                self._commit(Batch(arrivals=arrived))
+                for arrival in arrived:
+                    arrival.fresh = arrival.path in self._fresh
+                    self._fresh.discard(arrival.path)
+                self._commit(Batch(arrivals=[arrival for arrival in arrived if self._stands(arrival.path)]))
 
     async def _small(self, files: list[Found]) -> None:
         """Read small files together, and adopt them in batches; then the names that are links to files."""
@@ -254,14 +281,11 @@ class Scanner:
 
     async def _link(self) -> None:
         """Adopt further names of files that the map has; a file that is not there yet comes with a later walk."""
-        links, self._links = self._links, {}
+        links, self._links = self._links, []
         async with self._tree:
-            known = [
-                Arrival(path, status, None, link_to=source)
-                for path, (source, status) in links.items()
-                if self._known.get(source) is not None
-            ]
-            self._commit(Batch(arrivals=known))
+            for link in links:
+                if self._known.get(link.source) is not None and self._stands(link.target):
+                    self._commit(Batch(links=[link]))
 
     async def _read_batch(self, files: list[Found]) -> None:
         readings: dict[bytes, Reading] = {}
@@ -285,6 +309,7 @@ class Scanner:
         finally:
             del self._reading[found.path]
             self._apply_removals()
+            self._ask_for_a_cut()
             self._finished.set()
             self._finished = trio.Event()
 
@@ -369,6 +394,10 @@ class Scanner:
             if not os.path.lexists(os.path.join(self._root, path)):
                 gone.append(path)
         self._commit(Batch(removals=gone))
+
+    def _ask_for_a_cut(self) -> None:
+        if self._ws.oldest_unpublished_s is not None:
+            self._ws.note_change(CUT_AFTER_S)
 
     def _report(self, path: bytes, reason: str) -> None:
         if (path, reason) in self._reported:

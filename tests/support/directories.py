@@ -39,7 +39,7 @@ from spotwarp_fs.store.memory import MemoryStore
 from spotwarp_fs.store.scoped import Scoped
 from tests.support.world import ACTOR, FAST, WORKSPACE_ID, Node, RoomyDisk, SeededEntropy
 
-QUICK = replace(FAST, interval_s=0.2, warm_small_files_max=0)
+QUICK = replace(FAST, interval_s=30.0, warm_small_files_max=0)
 
 
 def real_store() -> MemoryStore:
