@@ -348,16 +348,14 @@ class _Planner:
         here = self._at(found.path)
         if here is not None and self._is_elsewhere(here):
             return False
+        source = self._source_of_file(found)
         if found.status.st_nlink > 1:
-            source = self._source_of_file(found)
             twin = self._twins.get(_identity(found.status)) if source is not None else self._twin(found)
-            if twin is not None:
+            if twin is not None and (source is None or twin[1] != source.ino):
                 self._link(twin[0], found)
                 return True
             if source is not None:
-                self._twins[_identity(found.status)] = (found.path, source.ino)
-        else:
-            source = self._source_of_file(found)
+                self._twins.setdefault(_identity(found.status), (found.path, source.ino))
         if source is not None:
             self._rename(source, found)
         elif here is not None and len(self._known.entries_by_inode(here.ino)) == 1:

@@ -30,6 +30,10 @@ operations = st.one_of(
     st.tuples(st.just("chmod"), paths),
     st.tuples(st.sampled_from(["move", "move", "move", "exchange", "link"]), paths, paths),
 )  # fmt: skip
+BEGINNING = [
+    ("mkdir", b"a"), ("mkdir", b"a/b"), ("mkdir", b"b"), ("write", b"a/a"), ("write", b"a/b/a"), ("write", b"a/b/c"),
+    ("write", b"b/a"), ("write", b"c"), ("link", b"c", b"b/b"),
+]  # fmt: skip
 events = st.one_of(
     operations,
     operations,
@@ -148,11 +152,13 @@ class World:
 @pytest.mark.history("C19")
 @pytest.mark.timeout(300)
 @settings(max_examples=600, deadline=None)
-@given(st.lists(events, max_size=30))
+@given(st.lists(events, min_size=6, max_size=30))
 def test_the_tree_follows(program: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as place:
         world = World(os.fsencode(place), Follower(os.fsencode(place)))
-        for action, *arguments in program:
+        for action, *places in BEGINNING:
+            world.perform(action, *places)
+        for action, *arguments in [("walk",), *program]:
             match action:
                 case "walk":
                     world.walk_quietly(None)
