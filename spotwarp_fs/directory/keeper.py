@@ -44,6 +44,7 @@ SIGINFO: Final = struct.Struct("=IiiIIi104x")
 """`struct signalfd_siginfo` up to ssi_fd: signo, errno, code, pid, uid, fd."""
 NFDBITS_BYTES: Final = 128
 LISTENING: Final = b"L"
+RUNNING: Final = b"R"
 
 
 class Keeper:
@@ -258,7 +259,8 @@ def detach(log_path: Path) -> int:
     heard, told = os.pipe()
     if os.fork():
         os.close(told)
-        os._exit(0 if os.read(heard, 1) == LISTENING else keeper_wire.EXIT_RUNNING)
+        codes = {LISTENING: 0, RUNNING: keeper_wire.EXIT_RUNNING}
+        os._exit(codes.get(os.read(heard, 1), 1))
     os.close(heard)
     os.setsid()
     os.chdir("/")
@@ -287,6 +289,7 @@ def main(argv: list[str]) -> int:
     signals = signal_descriptor()
     listener = listen(path)
     if listener is None:
+        os.write(told, RUNNING)
         return keeper_wire.EXIT_RUNNING
     mine = path.stat().st_ino
     os.write(told, LISTENING)

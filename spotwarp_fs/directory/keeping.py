@@ -140,10 +140,9 @@ class Keeper:
         answer = await self._ask({"op": "end"})
         return bool(answer["ended"])
 
-    async def run(self, task_status: trio.TaskStatus[None]) -> None:
-        """Stay joined with a keeper until `leave`; raises Unavailable only if there was none to begin with."""
+    async def run(self, link: Link, task_status: trio.TaskStatus[None]) -> None:
+        """Stay joined with a keeper, *link* to begin with, until `leave`."""
         with self._life:
-            link = await join(*self._where, may_kill=False)
             first = True
             while True:
                 async with trio.open_nursery() as nursery:
@@ -160,7 +159,7 @@ class Keeper:
                         log.warning("keeper lost pid=%d error=%s", link.pid, error)
                     self._unlink(link)
                     nursery.cancel_scope.cancel()
-                link = await self._another()
+                link = await self._another(may_kill=not first)
 
     def leave(self) -> None:
         """Let the keeper keep alone, and close everything here."""
@@ -170,11 +169,11 @@ class Keeper:
         if self._link is not None:
             self._unlink(self._link)
 
-    async def _another(self) -> Link:
+    async def _another(self, *, may_kill: bool) -> Link:
         log.warning("keeper gone held=%d; starting another one", len(self._held))
         while True:
             try:
-                return await join(*self._where, may_kill=True)
+                return await join(*self._where, may_kill=may_kill)
             except Unavailable as error:
                 log.error("no keeper held=%d error=%s", len(self._held), error)
                 await trio.sleep(RESTART_S)
@@ -328,10 +327,12 @@ async def open_keeper(
     """
     options = [("--late-after", late_after_s), ("--idle", idle_s)]
     given = tuple(word for name, value in options if value is not None for word in (name, str(value)))
-    keeper = Keeper(socket_path, log_path, given)
+    where = (socket_path, log_path, given)
+    link = await join(*where, may_kill=False)
+    keeper = Keeper(*where)
     async with trio.open_nursery() as nursery:
         try:
-            await nursery.start(keeper.run)
+            await nursery.start(keeper.run, link)
             yield keeper
         finally:
             keeper.leave()
