@@ -87,11 +87,13 @@ def lease_break_time_s() -> float:
 class ReadLease:
     """A read lease as its taker sees it."""
 
-    def __init__(self, fd: int, *, held: bool) -> None:
+    def __init__(self, fd: int, *, held: bool, refused: bool = False) -> None:
         self._fd = fd
         self._whole = held
+        self.refused: Final = refused
+        """Somebody has the file open for writing or mapped writable."""
         self.held: Final = held
-        """False: somebody has the file open for writing or mapped writable, or there are no leases here."""
+        """False: refused, or there are no leases here (or not for this user)."""
 
     def unbroken(self) -> bool:
         """Say whether nobody has opened the file for writing since; on the first break the writer is let in at once."""
@@ -117,7 +119,7 @@ def read_lease(fd: int) -> Iterator[ReadLease]:
     except OSError as error:
         if error.errno == errno.EBADF:
             raise
-        yield ReadLease(fd, held=False)
+        yield ReadLease(fd, held=False, refused=error.errno == errno.EAGAIN)
         return
     lease = ReadLease(fd, held=True)
     try:
