@@ -6,7 +6,7 @@ Invariant: paths are bytes relative to the root, without a leading slash; `b""` 
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -80,11 +80,11 @@ class Known(Protocol):
         """Return what is known at *path*."""
         ...
 
-    def entries_by_identity(self, dev: int, ino: int) -> list[KnownEntry]:
+    def entries_by_identity(self, dev: int, ino: int) -> Sequence[KnownEntry]:
         """Return what was last seen with these numbers of the real filesystem."""
         ...
 
-    def entries_by_inode(self, ino: Inode) -> list[KnownEntry]:
+    def entries_by_inode(self, ino: Inode) -> Sequence[KnownEntry]:
         """Return every name of an inode of the workspace."""
         ...
 
