@@ -138,14 +138,15 @@ def is_settled(status: StatResult, now_ns: int) -> bool:
 def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> InodeRecord:
     """Take over the attributes that changed on this node; the others keep the workspace's value (M-i).
 
-    Size and `allocated` are the caller's. Without a witness the file is this node's own, and so is every attribute.
+    Size and `allocated` are the caller's. Without a witness the file is this node's own, and so is every attribute. A
+    ctime alone is no change: filling a placeholder moves it, and so does a new name.
     """
     if before is None:
         return replace(
             record, mode=status.st_mode, uid=status.st_uid, gid=status.st_gid, rdev=status.st_rdev,
             mtime_ns=status.st_mtime_ns, ctime_ns=status.st_ctime_ns,
         )  # fmt: skip
-    record = replace(
+    updated = replace(
         record,
         mode=record.mode if before.mode == status.st_mode else status.st_mode,
         uid=record.uid if before.uid == status.st_uid else status.st_uid,
@@ -153,4 +154,5 @@ def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> I
         rdev=record.rdev if before.rdev == status.st_rdev else status.st_rdev,
         mtime_ns=record.mtime_ns if before.mtime_ns == status.st_mtime_ns else status.st_mtime_ns,
     )
-    return record if before.unchanged(status) else replace(record, ctime_ns=status.st_ctime_ns)
+    same = updated == record and before.size == status.st_size
+    return record if same else replace(updated, ctime_ns=status.st_ctime_ns)

@@ -19,9 +19,10 @@ import trio
 from spotwarp_fs.core import treediff
 from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.records import NodeTable, ino_key
 from spotwarp_fs.core.treediff import Link, Plan
 from spotwarp_fs.core.walked import Found, Walked
-from spotwarp_fs.core.witness import Look, Seen, look
+from spotwarp_fs.core.witness import Look, Seen, Witness, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
 from spotwarp_fs.directory.arriving import arrivals
 from spotwarp_fs.directory.known import KnownTree
@@ -231,9 +232,7 @@ class Scanner:
 
     def _must_read(self, found: Found) -> bool:
         """Tell whether a file's content must be read now; else only its name and attributes are taken."""
-        entry = self._known.get(found.path)
-        witness = entry.witness if entry is not None and found.path not in self._fresh else None
-        match look(witness, found.status):
+        match look(self._witness(found.path), found.status):
             case Look.ABSENT | Look.CLEAN:
                 return False
             case Look.WRITTEN:
@@ -242,11 +241,20 @@ class Scanner:
             case Look.READ:
                 return True
 
+    def _witness(self, path: bytes) -> Witness | None:
+        """What was last seen there, by the map, which knows of a file that was filled before the known tree does."""
+        entry = self._known.get(path)
+        if entry is None or path in self._fresh:
+            return None
+        with self._ws.kv.read() as view:
+            value = view.get(ino_key(NodeTable.WITNESS, entry.ino))
+        return Witness.decode(value) if value is not None else None
+
     def _is_due(self, found: Found) -> bool:
         if found.path in self._reading:
             return False
-        entry = self._known.get(found.path)
-        unchanged = entry is not None and entry.witness is not None and entry.witness.unchanged(found.status)
+        witness = self._witness(found.path)
+        unchanged = witness is not None and witness.unchanged(found.status)
         return not (unchanged and self._read_again_s.get(found.path, 0.0) > trio.current_time())
 
     async def _look_at(

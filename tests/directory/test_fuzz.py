@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.history("C19"), pytest.mark.promise("P-03"), pytest.ma
 
 RUN_S = 6.0
 HEADER = 16
+NUMBER = 8
 
 
 class Program:
@@ -34,8 +35,10 @@ class Program:
         self.root = root
         self.rng = random.Random(seed)
         self.stop = threading.Event()
+        self.hosted: dict[bytes, set[bytes]] = defaultdict(set)
+        """By path: the numbers of the files that were there at some moment."""
         self.existed: dict[bytes, set[bytes]] = defaultdict(set)
-        """By path: every content that it had at some moment."""
+        """By number: every content that the file had at some moment."""
         self.eternal: dict[int, bytes] = {}
         """Files that are never removed or rewritten: number, and the header of their content."""
         self.steps = 0
@@ -54,7 +57,8 @@ class Program:
             self.stop.wait(self.rng.random() * 0.02)
 
     def _note(self, path: Path, data: bytes) -> None:
-        self.existed[os.fsencode(path.relative_to(self.root))].add(data)
+        self.existed[data[:NUMBER]].add(data)
+        self.hosted[os.fsencode(path.relative_to(self.root))].add(data[:NUMBER])
 
     def _place(self, suffix: str = "") -> Path:
         return self.root / self.rng.choice(["", "a", "b", "a/deep"]) / f"f{self.rng.randrange(40)}{suffix}"
@@ -86,7 +90,7 @@ class Program:
     def _partly(self, path: Path, data: bytes, start: int = 0) -> None:
         """A write may be seen half done, page by page, from its beginning."""
         self._note(path, data)
-        self._prefixes[os.fsencode(path.relative_to(self.root))].append((start, data))
+        self._prefixes[data[:NUMBER]].append((start, data))
 
     def overwrite(self) -> None:
         """In place, as a database does: one page-sized write, which is there or is not."""
@@ -180,10 +184,13 @@ class Program:
         os.rename(away, self.root / "b")
 
     def could_be(self, path: bytes, data: bytes) -> bool:
-        """Tell whether the file at *path* ever held this."""
-        if data in self.existed[path]:
+        """Tell whether such a file was ever at *path*, and ever held this; the name may be newer than the content."""
+        number = data[:NUMBER]
+        if number not in self.hosted[path]:
+            return False
+        if data in self.existed[number]:
             return True
-        return any(len(data) >= start and whole.startswith(data) for start, whole in self._prefixes.get(path, ()))
+        return any(len(data) >= start and whole.startswith(data) for start, whole in self._prefixes[number])
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -227,5 +234,5 @@ def test_everything_published_existed(tmp_path: Path, seed: int) -> None:
 def _existed(program: Program, path: bytes, data: bytes) -> bool:
     if path.endswith(b".pt"):
         # Empty: listed in flight, before it was closed for the first time.
-        return data == b"" or data in program.existed[path]
+        return data == b"" or data in program.existed[data[:NUMBER]]
     return program.could_be(path, data)
