@@ -18,11 +18,19 @@ import trio
 
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.mounted import Served
-from spotwarp_fs.cli.mounts import MountRecord, remove_record, socket_path, write_record
+from spotwarp_fs.cli.mounts import MountRecord, keeper_socket, remove_record, socket_path, write_record
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.short_path import short_path
-from spotwarp_fs.core.errors import Fenced
+from spotwarp_fs.core.errors import Fenced, UserError
+from spotwarp_fs.core.guard import Step, Wish, decide
+from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.units import format_size
+from spotwarp_fs.directory import identity, leases
+from spotwarp_fs.directory.identity import Owner
+from spotwarp_fs.directory.keeping import open_keeper
 from spotwarp_fs.directory.known import KnownTree
+from spotwarp_fs.directory.laying import Report
+from spotwarp_fs.directory.restoring import Restorer
 from spotwarp_fs.directory.scanner import Scanner
 from spotwarp_fs.directory.watching import watch
 from spotwarp_fs.engine.control import ControlServer
@@ -33,7 +41,7 @@ from spotwarp_fs.local.system import SystemWall
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
-CUT_SHARE: Final = 0.5
+LOOK_SHARE: Final = 0.5
 """Share of a drain's time that the last scan may take."""
 
 
@@ -46,7 +54,14 @@ class Directed:
     """One plain directory that a session serves."""
 
     def __init__(
-        self, wish: DaemonWish, settings: Settings, served: Served, session: Session, ready: Callable[[Ready], None]
+        self,
+        wish: DaemonWish,
+        settings: Settings,
+        served: Served,
+        session: Session,
+        ready: Callable[[Ready], None],
+        *,
+        workspace_id: str,
     ) -> None:
         self._wish = wish
         self._settings = settings
@@ -54,7 +69,10 @@ class Directed:
         self._session = session
         self._ready = ready
         self._root = os.fsencode(wish.mountpoint)
+        self._owner = Owner(workspace_id, served.name, settings.store_url())
         self._socket = socket_path(settings.state_dir, wish.mountpoint)
+        self._scanner: Scanner | None = None
+        self._restorer: Restorer | None = None
         self._ending = trio.Event()
         self._timeout_s = settings.notice_timeout
         self._result: Drained | None = None
@@ -62,18 +80,15 @@ class Directed:
         self._answered: trio.Event | None = None
 
     async def run(self) -> Drained:
-        """Serve until told to stop, publish what is left, and say how that went."""
+        """Serve until told to stop, publish what is left, and say how that went.
+
+        Raises UserError (WOULD_WIPE) when directory and workspace do not belong together.
+        """
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        session = self._session
-        with session.workspace.kv.read() as view:
-            known = KnownTree.load(view)
+        step = await self._decide()
         try:
             async with AsyncExitStack() as held:
                 path = held.enter_context(short_path(self._socket))
-                watcher = await held.enter_async_context(
-                    watch(self._root, skip=session.workspace.policies.scratch.matches)
-                )
-                self._scanner = Scanner(session, self._root, known, watcher, interval_s=self._settings.interval)
                 operations = {
                     **self._served.operations,
                     "sync": self._sync,
@@ -86,8 +101,10 @@ class Directed:
                 await nursery.start(control.run)
                 nursery.start_soon(self._served.background)
                 nursery.start_soon(self._obey_signals)
-                nursery.start_soon(self._scanner.run)
-                self._announce()
+                self._record()
+                report = await self._lay_out(held, step)
+                await self._scan(held, nursery)
+                self._ready(_with_restore(self._served.describe(), report))
                 await self._ending.wait()
                 result = self._result = await self._publish_rest()
                 self._ended.set()
@@ -100,12 +117,51 @@ class Directed:
         log.info("drained saved=%s manifest=%d", result.saved, result.number)
         return result
 
+    async def _decide(self) -> Step:
+        """The wipe guard (P-18): what this start may do with the directory."""
+        workspace, manifest = self._session.workspace, self._session.streamer.head.manifest
+        cut_ns = int(manifest.created_s * 1e9)
+        found = await workspace.workers.run(
+            Work.DISK,
+            lambda: identity.situation(workspace, self._root, self._owner, number=manifest.number, cut_ns=cut_ns),
+        )
+        wished = Wish.RESTORE if self._wish.restore else Wish.ADOPT if self._wish.adopt_local else Wish.PLAIN
+        # After a death the question was answered before: a restart goes on with what was begun.
+        return decide(found, Wish.RESTORE if self._wish.restarted and not self._wish.adopt_local else wished)
+
+    async def _lay_out(self, held: AsyncExitStack, step: Step) -> Report | None:
+        """Bring the state into the directory if that is wished, and take up what an earlier daemon left absent."""
+        if step is Step.ADOPT:
+            identity.settle(self._session.workspace, self._root, self._owner, complete=True)
+            return None
+        place = self._served.cache_path
+        keeper = await held.enter_async_context(
+            open_keeper(keeper_socket(self._settings.state_dir, self._wish.mountpoint), place / "keeper.log")
+        )
+        self._restorer = Restorer(
+            self._session, self._root, self._owner,
+            session_id=self._session.streamer.head.manifest.session, marks=leases, placeholders=keeper,
+            why_no_leases=await trio.to_thread.run_sync(leases.why_no_leases, self._root),
+        )  # fmt: skip
+        return await (self._restorer.lay_out() if step is Step.LAY_OUT else self._restorer.take_up())
+
+    async def _scan(self, held: AsyncExitStack, nursery: trio.Nursery) -> None:
+        session = self._session
+        with session.workspace.kv.read() as view:
+            known = KnownTree.load(view)
+        skip = session.workspace.policies.scratch.matches
+        watcher = await held.enter_async_context(watch(self._root, skip=skip))
+        self._scanner = Scanner(session, self._root, known, watcher, interval_s=self._settings.interval)
+        nursery.start_soon(self._scanner.run)
+        if self._restorer is not None:
+            nursery.start_soon(self._restorer.filler.run)
+
     async def _publish_rest(self) -> Drained:
         """Take a last look at the directory, then publish; programs may write until then (P-12)."""
         deadline_s = trio.current_time() + self._timeout_s
-        looked = False
-        with trio.move_on_after(self._timeout_s * CUT_SHARE):
-            if self._session.workspace.fenced is None:
+        looked = self._scanner is None
+        with trio.move_on_after(self._timeout_s * LOOK_SHARE):
+            if self._scanner is not None and self._session.workspace.fenced is None:
                 await self._scanner.sync()
             looked = True
         result = await self._served.drain(max(1.0, deadline_s - trio.current_time()))
@@ -113,7 +169,7 @@ class Directed:
             return result
         return replace(result, saved=False, reason="there was no time to read everything that changed last")
 
-    def _announce(self) -> None:
+    def _record(self) -> None:
         record = MountRecord(
             mountpoint=self._wish.mountpoint,
             workspace=self._served.name,
@@ -126,7 +182,6 @@ class Directed:
             form="directory",
         )
         write_record(self._settings.state_dir, record)
-        self._ready(self._served.describe())
 
     def _note_answer(self, name: str) -> None:
         if name == "drain" and self._answered is not None:
@@ -136,15 +191,23 @@ class Directed:
         """The barrier: what is in the directory now is published when this returns."""
         if self._session.workspace.fenced is not None:
             raise Fenced(str(self._session.workspace.fenced))
+        if self._scanner is None:
+            raise UserError(f"{self._wish.mountpoint} is still being laid out: there is nothing to publish yet")
         await self._scanner.sync()
         return await self._served.operations["sync"](request)
 
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         found = await self._served.operations["status"](request)
-        unseen_s = self._scanner.oldest_unseen_s
-        if unseen_s is not None:
-            found["rpo_seconds"] = max(found["rpo_seconds"], trio.current_time() - unseen_s)
-        return {**found, "directory": asdict(self._scanner.figures)}
+        told: dict[str, Any] = {}
+        if self._scanner is not None:
+            unseen_s = self._scanner.oldest_unseen_s
+            if unseen_s is not None:
+                found["rpo_seconds"] = max(found["rpo_seconds"], trio.current_time() - unseen_s)
+            told = asdict(self._scanner.figures)
+        if self._restorer is not None:
+            told["laying_out"] = asdict(self._restorer.laying_out)
+            told["filling"] = asdict(self._restorer.filler.progress())
+        return {**found, "directory": told}
 
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Publish, then end after the answer."""
@@ -160,3 +223,21 @@ class Directed:
             async for number in signals:
                 log.info("signal %d: draining", number)
                 self._ending.set()
+
+
+def _with_restore(ready: Ready, report: Report | None) -> Ready:
+    """Tell what laying out came to."""
+    if report is None:
+        return ready
+    notes = [*report.said]
+    if report.filled or report.placeholders or report.links:
+        notes.append(
+            f"{report.files:,} files: {report.kept:,} were here, {report.filled:,} fetched "
+            f"({format_size(report.filled_bytes)}), {report.placeholders + report.links:,} come when they are needed "
+            f"({format_size(report.absent_bytes)})"
+        )
+    if report.replaced:
+        notes.append(f"{len(report.replaced):,} names that differed from the state were moved to {report.replaced_in}")
+    notes += [f"{count:,} × not applied here: {what}" for what, count in report.left_out.items()]
+    notes += [f"damaged in the store, not restored: {path}: {why}" for path, why in report.damaged.items()]
+    return replace(ready, notes=(*ready.notes, *notes))

@@ -55,6 +55,11 @@ def socket_path(state_dir: Path, mountpoint: str | Path) -> Path:
     return mounts_directory(state_dir) / f"{mount_id(mountpoint)}.sock"
 
 
+def keeper_socket(state_dir: Path, directory: str | Path) -> Path:
+    """Return where the keeper of a plain directory's placeholders listens."""
+    return mounts_directory(state_dir) / f"{mount_id(directory)}.keeper"
+
+
 def underlay_path(state_dir: Path, mountpoint: str | Path) -> Path:
     """Return where it is noted how the directory below a mount looked."""
     return mounts_directory(state_dir) / f"{mount_id(mountpoint)}.underlay"
