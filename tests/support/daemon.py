@@ -53,6 +53,8 @@ class Node:
     store: str
     environment: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ("--interval", "1s")
+    form: str = "fuse"
+    """`fuse`, or `directory`: then `root` is the plain directory itself."""
     process: subprocess.Popen[bytes] | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -104,8 +106,10 @@ class Node:
         return [sys.executable, "-c", "from spotwarp_fs.cli.main import main\nmain()", *arguments]
 
     def _mount_arguments(self) -> list[str]:
-        where = ["--store", self.store, "--workspace", WORKSPACE, "--cache-dir", str(self.cache)]
-        return ["mount", str(self.root), *where, *self.flags, "--json"]
+        where = ["--store", self.store, "--cache-dir", str(self.cache), *self.flags, "--json"]
+        if self.form == "directory":
+            return ["start", "--workspace", str(self.root), "--name", WORKSPACE, *where]
+        return ["mount", str(self.root), "--workspace", WORKSPACE, *where]
 
     def start(self, *flags: str) -> Node:
         """Mount in the foreground of a process group of its own, and return once the workspace is usable."""
@@ -159,7 +163,7 @@ class Node:
 
     def umount(self) -> int:
         """Publish and unmount as a user does; returns the command's exit code."""
-        code = self.run("umount", str(self.root)).returncode
+        code = self.run("umount" if self.form == "fuse" else "stop", str(self.root)).returncode
         if self.process is not None:
             self.process.wait(ENDED_WITHIN_S)
         return code
@@ -185,7 +189,8 @@ class Node:
     def lose(self) -> None:
         """The machine is gone, with everything on it."""
         self.close()
-        for directory in (self.cache, self.state):
+        lost = [self.cache, self.state] + ([self.root] if self.form == "directory" else [])
+        for directory in lost:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
@@ -197,8 +202,18 @@ class Node:
             if self.process.stdout is not None:
                 self.process.stdout.close()
             self.process.wait(ENDED_WITHIN_S)
-        detach(self.root)
+        if self.form == "fuse":
+            detach(self.root)
+        self._end_keeper()
         record_path(self.state, self.root).unlink(missing_ok=True)
+
+    def _end_keeper(self) -> None:
+        """The keeper outlives daemons, but not the node."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"spotwarp_fs.directory.keeper" in words and os.fsencode(self.state) in b" ".join(words):
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def _pids(self) -> list[int]:
         pids = [] if self.process is None or self.process.poll() is not None else [self.process.pid]
@@ -227,10 +242,10 @@ class Fleet:
     environment: Mapping[str, str] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
-    def node(self, *flags: str, interval: str = "1s") -> Node:
+    def node(self, *flags: str, interval: str = "1s", form: str = "fuse") -> Node:
         """Make a fresh machine; nothing is mounted on it yet."""
         home = self.home / f"node{len(self.nodes)}"
-        node = Node(home, self.store, self.environment, ("--interval", interval, *flags))
+        node = Node(home, self.store, self.environment, ("--interval", interval, *flags), form)
         self.nodes.append(node)
         return node
 
