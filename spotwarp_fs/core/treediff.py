@@ -396,8 +396,35 @@ class _Planner:
             if not self._may_clear(here):
                 self.plan.withheld.append(found.path)
                 return
+            for entry in self._held_back(here):
+                self._park(entry)
             self._clear(here, found.path)
         self._file(found)
+
+    def _held_back(self, entry: KnownEntry) -> list[KnownEntry]:
+        """Return what is in or below *entry* and has been found elsewhere, at a place that it cannot have yet."""
+        waiting = {
+            _identity(found.status): found
+            for found in self._found.values()
+            if found.path not in self._placed and not self._is_placed(found)
+        }
+        held, pending = [], [entry] if waiting else []
+        while pending:
+            entry = pending.pop()
+            if self._is_used(entry) or entry in self._moved:
+                continue
+            witness = entry.witness
+            if entry.children is not None:
+                pending.extend(entry.children.values())
+            elif witness is not None:
+                found = waiting.get((witness.dev, witness.ino))
+                if found is not None and _unaltered(entry, found.status):
+                    held.append(entry)
+        return held
+
+    def _is_placed(self, found: Found) -> bool:
+        entry = self._at(found.path)
+        return entry is not None and entry in self._settled
 
     # What is missing.
 
@@ -418,7 +445,7 @@ class _Planner:
         self.plan.removals = sorted(path for path in removals if not self._is_below(path, removals - {path}))
 
     def _miss(self, entry: KnownEntry, first: int, removals: set[bytes]) -> None:
-        if self._walked.complete and first < self._number:
+        if self._walked.complete and first < self._number and not self._held_back(entry):
             removals.add(self._now(entry))
         else:
             self.plan.pending[self._now(entry)] = first
@@ -435,7 +462,7 @@ class _Planner:
                 if not self._is_below(self._now(entry), self._unseen):
                     missing.add(entry)
             elif entry.children is not None:
-                pending.extend(child for child in entry.children.values())
+                pending.extend(entry.children.values())
         return missing
 
     def _first_missed(self, entry: KnownEntry) -> int:

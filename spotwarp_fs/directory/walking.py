@@ -22,14 +22,11 @@ from typing import Final
 from spotwarp_fs.core.walked import CONTROL_DIRECTORY, Found, Walked, is_clean, join, same_type
 from spotwarp_fs.core.witness import Seen, Witness
 from spotwarp_fs.directory.known import Entry, KnownTree
+from spotwarp_fs.directory.opening import STEP, open_below
 
 RELISTS_MAX: Final = 3
 """So often a directory is listed again because something was missing."""
-OPEN_PATH_BYTES: Final = 3_500
-"""A longer path is opened piece by piece: Linux takes 4,095 bytes at a time."""
 
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM})
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -136,7 +133,7 @@ class _Walker:
 
     def _enter(self, path: bytes, entry: Entry | None, seen: os.stat_result) -> None:
         try:
-            descriptor = self._open(path)
+            descriptor = open_below(self._root, path)
         except OSError as error:
             if error.errno in _EXHAUSTED or not path:
                 raise
@@ -265,28 +262,13 @@ class _Walker:
                 return True
         return False
 
-    def _open(self, path: bytes) -> int:
-        """Open a directory to list it; whether it is the right one, the caller finds out."""
-        at, rest = self._root, path or b"."
-        try:
-            while len(rest) > OPEN_PATH_BYTES:
-                cut = rest.rfind(b"/", 0, OPEN_PATH_BYTES)
-                step = os.open(rest[:cut], _STEP, dir_fd=at)
-                if at != self._root:
-                    os.close(at)
-                at, rest = step, rest[cut + 1 :]
-            return os.open(rest, _DIRECTORY, dir_fd=at)
-        finally:
-            if at != self._root:
-                os.close(at)
-
     def _open_step_by_step(self, path: bytes) -> tuple[bytes | None, int | None]:
         """Open a directory that nobody has just seen: the topmost path that is not there, and a descriptor."""
         at, so_far = os.dup(self._root), b""
         for name in path.split(b"/") if path else ():
             so_far = join(so_far, name)
             try:
-                step = os.open(name, _STEP, dir_fd=at)
+                step = os.open(name, STEP, dir_fd=at)
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     raise

@@ -151,7 +151,7 @@ class World:
 
 @pytest.mark.history("C19")
 @pytest.mark.timeout(300)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(events, min_size=6, max_size=30))
 def test_the_tree_follows(program: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as place:
