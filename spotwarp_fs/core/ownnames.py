@@ -5,8 +5,9 @@
     .spotwarp/replaced/       what a restore found and moved aside
     .spotwarp/absent/<ino>    never exists: a symlink to it stands for a file that cannot come in time
 
-Invariant: nothing below `.spotwarp` in a workspace's root is published. A symlink to an absent file is the same wherever
-it lies, so that it may be moved; it dangles everywhere, also for `open(O_CREAT)`, because its directory never exists.
+Invariant: nothing below `.spotwarp` in a workspace's root is published. A symlink to an absent file is the same
+wherever it lies, so that it may be moved; it dangles everywhere, also for `open(O_CREAT)`, because its directory never
+exists.
 """
 
 from __future__ import annotations

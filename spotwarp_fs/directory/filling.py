@@ -112,7 +112,7 @@ class Filler:
             await self._background()
 
     async def serve(self) -> None:
-        """Fill what somebody waits for in `open`, until cancelled; what is not done by then the next call goes on with."""
+        """Fill what somebody waits for in `open`, until cancelled; the next call goes on with what is not done then."""
         if self._placeholders is None:
             return
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
 """Whose directory is this, and what is in it: `.spotwarp/identity`, and the facts for the wipe guard (core/guard.py).
 
-Invariant: the identity is written before the first name of a restore, and says `complete` only when every name is there:
-an interrupted restore is never mistaken for a directory from which things were deleted.
+Invariant: the identity is written before the first name of a restore, and says `complete` only when every name is
+there: an interrupted restore is never mistaken for a directory from which things were deleted.
 """
 
 from __future__ import annotations

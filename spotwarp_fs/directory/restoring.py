@@ -246,6 +246,6 @@ class Restorer:
 def _unusable(error: OSError, root: bytes) -> UserError:
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else os.fsdecode(root)
     return UserError(
-        f"{where}: {error.strerror}; the restore stopped there. What is laid out stays, and the next start goes on from it",
+        f"{where}: {error.strerror}; the restore stopped there. What is laid out stays, and the next start goes on",
         ExitCode.MOUNTPOINT,
     )
