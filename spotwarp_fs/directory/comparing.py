@@ -57,6 +57,8 @@ class Compared:
     matches: dict[Inode, Match] = field(default_factory=dict)
     foreign: list[bytes] = field(default_factory=list)
     """Paths that the state does not have, or has as something else, parents before children."""
+    spare: list[bytes] = field(default_factory=list)
+    """Such paths that are one more name of a file which stays."""
     directories: set[bytes] = field(default_factory=set)
     """Those of the state that are there."""
 
@@ -79,8 +81,10 @@ def compare(plan: Plan, root: bytes, view: KVRead, is_absent: IsAbsent) -> Compa
         for path in thing.paths:
             status = here.pop(path, None)
             if status is not None and not _fits(thing, root, path, status, match):
-                compared.foreign.append(path)
-    compared.foreign += here
+                here[path] = status
+    for path, status in here.items():
+        spare = stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) in taken
+        (compared.spare if spare else compared.foreign).append(path)
     return compared
 
 

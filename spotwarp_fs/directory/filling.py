@@ -93,6 +93,7 @@ class Filler:
         """What could not be fetched, and why."""
         self._filling: dict[Inode, _Fill] = {}
         self._wanted: set[Inode] = set()
+        self._added = trio.Event()
         self._files_filled = 0
         self._full = False
         self._part = "none yet"
@@ -125,11 +126,16 @@ class Filler:
                     nursery.start_soon(self._fill_for_somebody, ino)
 
     async def _fill_for_somebody(self, ino: Inode) -> None:
-        if ino in self.absent:
-            await self.fill(ino)
-        else:
-            log.warning("somebody waits for inode %#x, which is not absent", ino)
+        while ino not in self.absent:  # the keeper knows it from an earlier daemon, before it was found here
+            await self._added.wait()
+        await self.fill(ino)
         self._wanted.discard(ino)
+
+    def add(self, ino: Inode, absent: Absent) -> None:
+        """Note that a file is not here."""
+        self.absent[ino] = absent
+        self._added.set()
+        self._added = trio.Event()
 
     async def fill(self, ino: Inode, rank: Rank = Rank.DEMAND) -> bool:
         """Return when the file is whole (True), or could not be filled; what was wrong with it is in `damaged`."""

@@ -229,7 +229,7 @@ class FileLayer:
                 os.close(fd)
         kept = [thing for thing in things if thing.ino in held]
         for thing in kept:
-            self._filler.absent[thing.ino] = Absent(Kind.PLACEHOLDER, thing.record.allocated)
+            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
         placed = await self._ws.workers.run(Work.DISK, self._name_all, kept)
         note(self._ws, placed, drafts.take_refused())
         self._report.placeholders += len(kept)
@@ -259,7 +259,7 @@ class FileLayer:
         """Let a file be a dangling symlink under each of its names."""
         witness = await self._ws.workers.run(Work.DISK, self.make_links, thing)
         note(self._ws, [(thing.ino, witness)], {})
-        self._filler.absent[thing.ino] = Absent(Kind.LINK, thing.record.allocated)
+        self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
         self._report.links += 1
         self._state.files += 1
 

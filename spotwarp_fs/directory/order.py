@@ -5,9 +5,11 @@ Invariant: every absent file is in exactly one part.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from spotwarp_fs.core import paths
 from spotwarp_fs.core.policies import Policies
@@ -16,6 +18,8 @@ from spotwarp_fs.core.records import inode_key
 from spotwarp_fs.core.types import ROOT_INODE, Inode
 from spotwarp_fs.engine.newest import newest_checkpoint
 from spotwarp_fs.engine.warm import traced_files
+
+_NUMBER: Final = re.compile(rb"[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,12 @@ def checkpoint_inodes(view: KVRead, policies: Policies, unsafe: Collection[int])
 
 
 def is_of_checkpoint(view: KVRead, policies: Policies, ino: Inode) -> bool:
-    """Tell whether a file is atomic, or lies in a directory that is."""
+    """Tell whether a file is one of a series of checkpoints: numbered, or in a directory that is one."""
     place = next(paths.each_name(view, ino), None)
     if place is None:
         return False
     parent, name = place
-    if policies.is_atomic(name):
+    if policies.is_atomic(name) and _NUMBER.search(name):
         return True
     while parent != ROOT_INODE and view.get(inode_key(parent)) is not None:
         above = next(paths.each_name(view, parent), None)

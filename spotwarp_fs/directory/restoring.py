@@ -127,6 +127,7 @@ class Restorer:
             compared.foreign.append(match.path)
         await self._taker.take(plan, compared)
         await self._blocking(self._move_aside, compared.foreign)
+        await self._blocking(self._remove_spare, compared.spare)
         await self._taker.forget_others(compared)
         self.laying_out.phase = "names"
         await self._blocking(self._make_directories, plan.directories)
@@ -179,6 +180,14 @@ class Restorer:
                 os.unlink(absent)  # a placeholder has no bytes to keep
             if os.path.lexists(place):
                 self._site.drafts.move_aside(path)
+
+    def _remove_spare(self, paths: Sequence[bytes]) -> None:
+        """Remove names of files that stay under others: the state has no such link, and no byte is lost."""
+        for path in paths:
+            os.unlink(place_of(self._root, path))
+        if paths:
+            shown = ", ".join(os.fsdecode(path) for path in paths[: self._site.limits.named_max])
+            self._report.said.append(f"removed {len(paths):,} hard links that the state does not have: {shown}")
 
     def _make_directories(self, directories: Sequence[Thing]) -> None:
         for thing in directories:

@@ -70,11 +70,12 @@ class PlaceholderTaker:
         for ino, match in list(compared.matches.items()):
             thing = plan.things[ino]
             if match.verdict is Verdict.LINK:
-                self._filler.absent[ino] = Absent(Kind.LINK, thing.record.allocated)
+                self._filler.add(ino, Absent(Kind.LINK, thing.record.allocated))
             elif match.verdict is Verdict.ABSENT and not self._is_held(ino, match.status):
                 left.append(_Left(thing, match.path, self._mtime_ns(thing)))
             elif match.verdict is Verdict.ABSENT:
-                self._filler.absent[ino] = Absent(Kind.PLACEHOLDER, thing.record.allocated)
+                self._set_right(thing)
+                self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
         for lost in await self._hold_again(left):
             del compared.matches[lost.thing.ino]
             compared.foreign.append(lost.path)
@@ -84,6 +85,14 @@ class PlaceholderTaker:
         if placeholders is None or ino not in placeholders.recovered:
             return False
         return os.path.samestat(os.fstat(placeholders.recovered[ino]), status)
+
+    def _set_right(self, thing: Thing) -> None:
+        """Put back the time that a fill which was cut short has changed."""
+        assert self._site.placeholders is not None
+        fd = self._site.placeholders.recovered[thing.ino]
+        status = os.fstat(fd)
+        if status.st_blocks:
+            os.utime(fd, ns=(status.st_atime_ns, self._mtime_ns(thing)))
 
     def _mtime_ns(self, thing: Thing) -> int:
         with self._ws.kv.read() as view:
@@ -107,7 +116,7 @@ class PlaceholderTaker:
                 os.close(fd)
         for each in left:
             if each.thing.ino in held:
-                self._filler.absent[each.thing.ino] = Absent(Kind.PLACEHOLDER, each.thing.record.allocated)
+                self._filler.add(each.thing.ino, Absent(Kind.PLACEHOLDER, each.thing.record.allocated))
         return [each for each in left if each.thing.ino not in held]
 
     def _open_again(self, left: _Left) -> int | None:
@@ -142,7 +151,9 @@ class PlaceholderTaker:
         What lost its lease and cannot be held again becomes a dangling symlink, and is fetched before this returns.
         """
         for ino in await self._still_held():
-            self._filler.absent[ino] = Absent(Kind.PLACEHOLDER, self._thing(ino).record.allocated)
+            thing = self._thing(ino)
+            self._set_right(thing)
+            self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
         left: list[_Left] = []
         for ino, witness in self._absent_rows():
             if ino in self._filler.absent:
@@ -188,7 +199,7 @@ class PlaceholderTaker:
         """Sort what a name leads to: a symlink that stands for it, a placeholder without a lease, or a whole file."""
         place = place_of(self._site.root, path)
         if absent_link(place) == thing.ino:
-            self._filler.absent[thing.ino] = Absent(Kind.LINK, thing.record.allocated)
+            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
             return None
         try:
             status = os.lstat(place)
@@ -218,4 +229,4 @@ class PlaceholderTaker:
                 os.unlink(draft)
             os.symlink(absent_target(thing.ino), draft)
             os.replace(draft, place)
-            self._filler.absent[thing.ino] = Absent(Kind.LINK, thing.record.allocated)
+            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))

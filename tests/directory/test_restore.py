@@ -30,7 +30,7 @@ from tests.support.laid_out import (
 from tests.support.world import Node, start
 
 EVERYTHING = replace(SETTINGS, hydrate_all=True)
-BIG = [b"a/big.bin", b"run/checkpoint-1/model.safetensors", b"b/tool"]
+BIG = [b"a/big.dat", b"run/checkpoint-1/model.safetensors", b"b/tool"]
 
 
 async def published() -> tuple[MemoryStore, dict[bytes, bytes]]:
@@ -116,7 +116,7 @@ async def test_what_cannot_come_in_time_cannot_be_opened_until_it_is_here(tmp_pa
         report = await restored.restorer.lay_out()
         newest, older = (restored.root / f"run/checkpoint-{step}/model.safetensors" for step in (3, 1))
         assert newest.read_bytes() == expected[b"run/checkpoint-3/model.safetensors"]
-        big = restored.root / "a/big.bin"
+        big = restored.root / "a/big.dat"
         for place in (big, restored.root / "b/c/big too", older):
             assert place.is_symlink()
             for flags in (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_RDWR | os.O_TRUNC):
@@ -125,7 +125,7 @@ async def test_what_cannot_come_in_time_cannot_be_opened_until_it_is_here(tmp_pa
         assert report.links == 3
         async with filling(restored):
             await all_filled(restored, but=4)
-            assert big.read_bytes() == expected[b"a/big.bin"]
+            assert big.read_bytes() == expected[b"a/big.dat"]
             assert await restored.restorer.filler.fill(restored.inode(b"run/checkpoint-1/model.safetensors"))
             assert await restored.restorer.filler.fill(restored.inode(b"run/checkpoint-2/model.safetensors"))
             for ino in list(restored.restorer.filler.absent):

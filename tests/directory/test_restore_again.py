@@ -122,7 +122,7 @@ async def test_a_local_hard_link_that_the_state_does_not_have_is_undone(tmp_path
         tool = (root / "b/tool").read_bytes()
         (root / "b/tool").unlink()
         (root / "a/small.txt").unlink()
-        os.link(root / "a/big.bin", root / "b/tool")
+        os.link(root / "a/big.dat", root / "b/tool")
         (root / "a/small.txt").write_bytes(expected[b"a/small.txt"])
         assert tool == expected[b"b/tool"]
     async with opened(store, root, settings=EVERYTHING) as restored:
@@ -165,7 +165,7 @@ async def test_the_next_daemon_goes_on_with_what_the_keeper_held(tmp_path: Path)
         found: list[bytes] = []
 
         async def read() -> None:
-            found.append(await in_another_process(READ, root / "a/big.bin"))
+            found.append(await in_another_process(READ, root / "a/big.dat"))
 
         nursery.start_soon(read)  # while no daemon is there
         await trio.sleep(0.3)
@@ -177,7 +177,7 @@ async def test_the_next_daemon_goes_on_with_what_the_keeper_held(tmp_path: Path)
             async with filling(restored):
                 while not found:
                     await trio.sleep(0.01)
-            assert found == [expected[b"a/big.bin"]]
+            assert found == [expected[b"a/big.dat"]]
             assert (root / "notes").exists()
             assert not (root / "lib/module3.py").exists()
             restored.leases.die()
@@ -203,7 +203,7 @@ async def test_what_lost_its_lease_is_held_again_or_cannot_be_opened(tmp_path: P
             assert file.read(15) == b"\0" * 5 + b"the user's"
         assert not InodeMarks().absence(os.fsencode(root / "b/sparse"))
         async with filling(restored):
-            assert await in_another_process(READ, root / "a/big.bin") == expected[b"a/big.bin"]
+            assert await in_another_process(READ, root / "a/big.dat") == expected[b"a/big.dat"]
         restored.leases.die()
 
 

@@ -79,7 +79,7 @@ async def make_everything(session: Session) -> None:
     small = await made.file(b"a/small.txt", b"small\n", 0o640)
     await made.file(b"a/empty", b"")
     await made.file(b"a/hollow", b"", holes_to=100 * KiB)
-    big = await made.file(b"a/big.bin", noise("big", 5 * MiB + 777), 0o444)
+    big = await made.file(b"a/big.dat", noise("big", 5 * MiB + 777), 0o444)
     other = await made.directory(b"b/c")
     await made.fs.link(big, other, b"big too")
     await made.fs.link(small, other, b"small too")
