@@ -23,8 +23,6 @@ OWN_NAME: Final = b".spotwarp"
 IDENTITY_NAME: Final = b"identity"
 NEW_NAME: Final = b"new"
 REPLACED_NAME: Final = b"replaced"
-MARK_XATTR: Final = b"user.spotwarp.absent"
-"""On a placeholder: its bytes are in the store only."""
 
 _ABSENT: Final = re.compile(rb"\.spotwarp/absent/([0-9a-f]{16})")
 

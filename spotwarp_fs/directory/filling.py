@@ -6,12 +6,13 @@ whole stays absent. Mark and witness change only when all bytes are there, and t
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 
 import trio
 
@@ -21,33 +22,21 @@ from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import InodeRecord, inode_key
 from spotwarp_fs.core.types import BLOCK_BYTES, Inode
 from spotwarp_fs.core.witness import Seen, Witness
+from spotwarp_fs.directory import leases
+from spotwarp_fs.directory.absent import Absent, Kind
 from spotwarp_fs.directory.applying import write_all
 from spotwarp_fs.directory.drafts import absent_link
+from spotwarp_fs.directory.keeping import PlaceholderLate
+from spotwarp_fs.directory.lateness import Latecomers
 from spotwarp_fs.directory.order import Order, order
 from spotwarp_fs.directory.plan import Thing, make_thing, place_of
 from spotwarp_fs.directory.site import Site
 from spotwarp_fs.directory.witnessing import note, witness_of
 from spotwarp_fs.engine.hydrate import Item
-from spotwarp_fs.engine.through import Through, Urgency, items_of
+from spotwarp_fs.engine.through import Deliver, Through, Urgency, items_of
 from spotwarp_fs.engine.turns import Rank
 
 log = logging.getLogger(__name__)
-
-
-class Kind(Enum):
-    """What stands for a file that is not here."""
-
-    PLACEHOLDER = "placeholder"
-    LINK = "link"
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """A file whose bytes are in the store only."""
-
-    kind: Kind
-    bytes: int
-    """What has to come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,15 +74,17 @@ class Filler:
         self._root = site.root
         self._drafts = site.drafts
         self._placeholders = site.placeholders
-        self._marks = site.marks
         self._limits = site.limits
         self.through = Through(session.workspace, session.packs, session.health)
         self.absent: dict[Inode, Absent] = {}
+        self.on_seen: Callable[[Inode, Witness], None] = lambda ino, witness: None
+        """Told of each new witness, once it is written: who keeps them in memory takes it before the next look."""
         self.damaged: dict[Inode, str] = {}
         """What could not be fetched, and why."""
         self._filling: dict[Inode, _Fill] = {}
         self._wanted: set[Inode] = set()
         self._added = trio.Event()
+        self._nursery: trio.Nursery | None = None
         self._files_filled = 0
         self._full = False
         self._part = "none yet"
@@ -108,8 +99,11 @@ class Filler:
 
     async def run(self) -> None:
         """Serve whoever waits, and fill in background, until cancelled."""
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as self._nursery:
+            nursery = self._nursery
             nursery.start_soon(self.serve)
+            if self._placeholders is not None:
+                nursery.start_soon(Latecomers(self._site, self).run)
             await self._background()
 
     async def serve(self) -> None:
@@ -130,6 +124,12 @@ class Filler:
             await self._added.wait()
         await self.fill(ino)
         self._wanted.discard(ino)
+
+    def start(self, ino: Inode) -> None:
+        """Fill a file as if somebody waited for it, without waiting for that."""
+        if self._nursery is not None and ino not in self._wanted:
+            self._wanted.add(ino)
+            self._nursery.start_soon(self._fill_for_somebody, ino)
 
     def add(self, ino: Inode, absent: Absent) -> None:
         """Note that a file is not here."""
@@ -164,6 +164,8 @@ class Filler:
                 await self._fill_placeholder(ino, urgency)
             else:
                 await self._replace_link(ino, urgency)
+        except PlaceholderLate:
+            log.warning("inode %#x did not come in time", ino)
         except (Corrupt, NotFound) as error:
             self.damaged[ino] = str(error)
             self._ws.report(f"{self._called(ino)} cannot be restored, and stays absent: {error}")
@@ -197,47 +199,56 @@ class Filler:
 
     async def bring_into(self, fd: int, ino: Inode, size: int, urgency: Urgency) -> None:
         """Fetch a whole file into a descriptor; raises what was wrong with the first block that did not come."""
+
+        async def write(run: list[Item], contents: list[bytes]) -> None:
+            await self._ws.workers.run(Work.DISK, _write_run, fd, run, contents, size)
+
+        await self._bring(ino, write, urgency)
+
+    async def _bring(self, ino: Inode, write: Deliver, urgency: Urgency) -> None:
         await self._session.files.load_map(ino)
         with self._ws.kv.read() as view:
             items = items_of(view, ino)
-
-        def write(run: list[Item], contents: list[bytes]) -> None:
-            for item, data in zip(run, contents, strict=True):
-                offset = item.block * BLOCK_BYTES
-                write_all(fd, data[: max(0, size - offset)], offset)
-
         failures = await self.through.bring(self.through.runs(items), write, urgency)
         for item, error in failures:
             raise _about(item, error)
 
     async def _fill_placeholder(self, ino: Inode, urgency: Urgency) -> None:
-        assert self._placeholders is not None
-        fd = self._placeholders.descriptor(ino)
-        before = os.fstat(fd)
+        placeholders = self._placeholders
+        assert placeholders is not None
+        was_begun, before = has_data(placeholders.descriptor(ino)), os.fstat(placeholders.descriptor(ino))
         if not before.st_nlink:
             await self._forget(ino, self.absent[ino])
             return
-        await self.bring_into(fd, ino, before.st_size, urgency)
+
+        async def write(run: list[Item], contents: list[bytes]) -> None:
+            with placeholders.writing(ino) as fd:
+                await self._ws.workers.run(Work.DISK, _write_run, fd, run, contents, before.st_size)
+
+        await self._bring(ino, write, urgency)
         with self._ws.kv.read() as view:
             laid_out = witness_of(view, ino)
-        witness = await self._ws.workers.run(Work.DISK, self._complete, fd, before, laid_out)
+        with placeholders.writing(ino) as fd:
+            witness = await self._ws.workers.run(Work.DISK, self._complete, fd, before, laid_out, was_begun)
         note(self._ws, [(ino, witness)], {})
-        await self._placeholders.release(ino)
-        self._filled(ino)
+        await placeholders.release(ino)
+        self._filled(ino, witness)
 
-    def _complete(self, fd: int, before: os.stat_result, laid_out: Witness | None) -> Witness:
+    def _complete(self, fd: int, before: os.stat_result, laid_out: Witness | None, was_begun: bool) -> Witness:
         """Put back what writing changed, and take the mark away; the lease still keeps everybody out (blocking)."""
-        # Blocks that an interrupted fill has left mean that the times are its own, not those of the file.
-        mtime_ns = before.st_mtime_ns if laid_out is None or not before.st_blocks else laid_out.mtime_ns
+        # What an interrupted fill has left means that the time is its own, not that of the file.
+        mtime_ns = before.st_mtime_ns if laid_out is None or not was_begun else laid_out.mtime_ns
         if os.fstat(fd).st_mode != before.st_mode:  # set-user-id bits do not survive a write
             os.chmod(fd, stat.S_IMODE(before.st_mode))
         os.utime(fd, ns=(before.st_atime_ns, mtime_ns))
-        self._marks.clear_mark(fd)
+        leases.clear_mark(fd)
         return Witness.of(os.fstat(fd), Seen.TRUSTED)
 
-    def _filled(self, ino: Inode) -> None:
+    def _filled(self, ino: Inode, witness: Witness | None) -> None:
         self.absent.pop(ino, None)
         self._files_filled += 1
+        if witness is not None:
+            self.on_seen(ino, witness)
         log.info("filled inode=%#x left=%d", ino, len(self.absent))
 
     async def _replace_link(self, ino: Inode, urgency: Urgency) -> None:
@@ -245,20 +256,27 @@ class Filler:
         thing = self._thing(ino)
         if thing is None:
             return
-        fd = self._drafts.create(ino)
-        try:
-            await self.bring_into(fd, ino, thing.record.size, urgency)
-            await self._ws.workers.run(Work.DISK, _make_long, fd, thing.record.size)
-            self._drafts.apply(fd, thing)
-        except BaseException:
-            self._drafts.drop(ino)
-            raise
-        finally:
-            os.close(fd)
+        await self.bring_draft(thing, urgency)
         witness = await self._ws.workers.run(Work.DISK, self._put_in_place, thing)
         if witness is not None:
             note(self._ws, [(ino, witness)], self._drafts.take_refused())
-        self._filled(ino)
+        self._filled(ino, witness)
+
+    async def bring_draft(self, thing: Thing, urgency: Urgency) -> None:
+        """Fetch a whole file into a draft with all its attributes; without a name, and none is left if this raises."""
+        fd = self._drafts.create(thing.ino)
+        try:
+            await self.bring_into(fd, thing.ino, thing.record.size, urgency)
+            await self._ws.workers.run(Work.DISK, self._finish_draft, fd, thing)
+        except BaseException:
+            self._drafts.drop(thing.ino)
+            raise
+        finally:
+            os.close(fd)
+
+    def _finish_draft(self, fd: int, thing: Thing) -> None:
+        os.ftruncate(fd, thing.record.size)
+        self._drafts.apply(fd, thing)
 
     def _thing(self, ino: Inode) -> Thing | None:
         """The file under the names that still have its symlink."""
@@ -330,8 +348,19 @@ class Filler:
         return self._site.free_bytes() - count >= self._limits.disk_reserve_bytes
 
 
-def _make_long(fd: int, size: int) -> None:
-    os.ftruncate(fd, size)
+def has_data(fd: int) -> bool:
+    """Tell whether anything was written to a file, ever so little."""
+    try:
+        os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
+
+
+def _write_run(fd: int, run: list[Item], contents: list[bytes], size: int) -> None:
+    for item, data in zip(run, contents, strict=True):
+        offset = item.block * BLOCK_BYTES
+        write_all(fd, data[: max(0, size - offset)], offset)
 
 
 def _about(item: Item, error: SpotwarpError) -> SpotwarpError:

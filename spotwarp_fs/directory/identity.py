@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from spotwarp_fs.core import paths
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.guard import NEWEST_NAMES, Identity, Side, Situation
-from spotwarp_fs.core.ownnames import IDENTITY_NAME, MARK_XATTR, OWN_NAME, absent_inode
+from spotwarp_fs.core.ownnames import IDENTITY_NAME, OWN_NAME, absent_inode
 from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.records import INODE_TABLE, InodeRecord, NodeTable, key_ino, table_range
 from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.types import Inode
+from spotwarp_fs.directory import leases
 from spotwarp_fs.engine.workspace import Workspace
 
 TOKEN_KEY = NodeTable.META + b"directory"
@@ -142,10 +143,9 @@ def _is_absent(place: bytes, status: os.stat_result) -> bool:
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
         return False
     try:
-        os.getxattr(place, MARK_XATTR, follow_symlinks=False)
+        return leases.absence(place) is not None
     except OSError:
         return False
-    return True
 
 
 def state_side(snapshot: KVRead, cut_ns: int | None, now_ns: int) -> Side:

@@ -18,9 +18,11 @@ from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.units import format_size
 from spotwarp_fs.core.witness import Seen, Witness
+from spotwarp_fs.directory import leases
+from spotwarp_fs.directory.absent import Absent, Kind
 from spotwarp_fs.directory.applying import NOT_HERE, write_all
 from spotwarp_fs.directory.choosing import Choice, choose
-from spotwarp_fs.directory.filling import Absent, Filler, Kind
+from spotwarp_fs.directory.filling import Filler
 from spotwarp_fs.directory.order import checkpoint_inodes
 from spotwarp_fs.directory.plan import Thing, place_of
 from spotwarp_fs.directory.site import Site
@@ -99,9 +101,12 @@ class FileLayer:
             items = {ino: items_of(view, ino) for ino in of if ino not in damaged}
         placed: list[tuple[Inode, Witness]] = []
 
-        def write(run: list[Item], contents: list[bytes]) -> None:
+        def make(run: list[Item], contents: list[bytes]) -> None:
             for item, data in zip(run, contents, strict=True):
                 placed.append((item.ino, self._make(of[item.ino], data)))
+
+        async def write(run: list[Item], contents: list[bytes]) -> None:
+            await self._ws.workers.run(Work.DISK, make, run, contents)
 
         hollow = [ino for ino, found in items.items() if not found]
         await self._ws.workers.run(Work.DISK, self._make_hollow, [of[ino] for ino in hollow], placed)
@@ -208,7 +213,7 @@ class FileLayer:
         with self._ws.kv.read() as view:
             items = items_of(view, ino)
         runs = through.runs(items)[: max(1, limits.rate_sample_bytes // through.run_bytes)]
-        await through.bring(runs, lambda run, contents: None, Urgency(Rank.DEMAND))
+        await through.bring(runs, _forget, Urgency(Rank.DEMAND))
 
     async def _hold(self, things: Sequence[Thing]) -> list[Inode]:
         """Make placeholders; gives those that got no lease."""
@@ -224,10 +229,12 @@ class FileLayer:
         try:
             await self._ws.workers.run(Work.DISK, self._make_absent, things, made)
             held = await placeholders.hold(list(made.items()))
+            kept = [thing for thing in things if thing.ino in held]
+            # Only now: who gives a file away first gets no lease on it, unless he may lease everybody's.
+            await self._ws.workers.run(Work.DISK, self._apply_all, kept, made)
         finally:
             for fd in made.values():
                 os.close(fd)
-        kept = [thing for thing in things if thing.ino in held]
         for thing in kept:
             self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
         placed = await self._ws.workers.run(Work.DISK, self._name_all, kept)
@@ -238,19 +245,21 @@ class FileLayer:
 
     def _make_absent(self, things: Sequence[Thing], made: dict[Inode, int]) -> None:
         """Make files of the right size without bytes, and mark them (blocking)."""
-        drafts = self._site.drafts
         for thing in things:
-            fd = drafts.create(thing.ino)
+            fd = self._site.drafts.create(thing.ino)
             try:
-                self._site.marks.mark_absent(fd, self._site.session_id)
+                leases.mark_absent(fd, self._site.session_id)
                 os.ftruncate(fd, thing.record.size)
-                drafts.apply(fd, thing)
             except OSError as error:
                 os.close(fd)
                 if error.errno not in NOT_HERE:
                     raise
                 continue
             made[thing.ino] = fd
+
+    def _apply_all(self, things: Sequence[Thing], made: dict[Inode, int]) -> None:
+        for thing in things:
+            self._site.drafts.apply(made[thing.ino], thing)
 
     def _name_all(self, things: Sequence[Thing]) -> list[tuple[Inode, Witness]]:
         return [(thing.ino, self._name(thing, Seen.ABSENT)) for thing in things]
@@ -303,21 +312,9 @@ class FileLayer:
             slots.release()
 
     async def _fill_draft(self, thing: Thing) -> None:
-        fd = self._site.drafts.create(thing.ino)
-        try:
-            await self._filler.bring_into(fd, thing.ino, thing.record.size, Urgency(Rank.DEMAND))
-            await self._ws.workers.run(Work.DISK, self._finish_draft, fd, thing)
-        except BaseException:
-            self._site.drafts.drop(thing.ino)
-            raise
-        finally:
-            os.close(fd)
+        await self._filler.bring_draft(thing, Urgency(Rank.DEMAND))
         placed = await self._ws.workers.run(Work.DISK, self._name, thing, Seen.TRUSTED)
         self._note([(thing.ino, placed)])
-
-    def _finish_draft(self, fd: int, thing: Thing) -> None:
-        os.ftruncate(fd, thing.record.size)
-        self._site.drafts.apply(fd, thing)
 
     async def _give_up(self, thing: Thing, error: SpotwarpError) -> None:
         """What is damaged in the store gets a name that nobody can open; an outage is no damage."""
@@ -327,3 +324,7 @@ class FileLayer:
         self._report.damaged[os.fsdecode(thing.paths[0])] = str(error)
         self._ws.report(f"{os.fsdecode(thing.paths[0])} cannot be restored, and cannot be opened: {error}")
         await self._stand_in(thing)
+
+
+async def _forget(run: list[Item], contents: list[bytes]) -> None:
+    """It was the time that counted."""

@@ -36,6 +36,8 @@ class RestoreLimits:
     """What the background leaves free on the disk."""
     no_room_pause_s: float = 10.0
     """The disk is full: so long until the background looks again."""
+    late_look_s: float = 0.5
+    """How often it is looked whether a placeholder that was given up can be one again."""
     checked_at_once: int = 4
     """Local files that are compared with the state at the same time."""
     named_max: int = 20

@@ -6,6 +6,7 @@ Invariant: a file is a placeholder only while it is held: no lease, no placehold
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from spotwarp_fs.core.types import Inode
@@ -25,9 +26,9 @@ class Placeholders(Protocol):
         ...
 
     async def hold(self, files: Sequence[tuple[Inode, int]]) -> set[Inode]:
-        """Take files, each with a descriptor open for reading and writing; returns those that are under a lease now.
+        """Take marked files, each with a descriptor open for reading and writing; returns those under a lease now.
 
-        The descriptors stay the caller's: what is held is a duplicate.
+        The descriptors stay the caller's: what is held is a duplicate. What is not returned must not get its name.
         """
         ...
 
@@ -36,25 +37,17 @@ class Placeholders(Protocol):
         ...
 
     def descriptor(self, ino: Inode) -> int:
-        """Give the one description through which a placeholder may be filled: another open would break its lease."""
+        """Give the one description through which a placeholder may be filled, or raise PlaceholderLate."""
+        ...
+
+    def writing(self, ino: Inode) -> AbstractContextManager[int]:
+        """Lend the descriptor for one write: the file is not given up while the block runs. Raises PlaceholderLate."""
+        ...
+
+    def late(self) -> frozenset[Inode]:
+        """Give those whose bytes did not come in time: they are empty, marked so, and under no lease."""
         ...
 
     async def release(self, ino: Inode) -> None:
         """Let go: the bytes are here. The mark is cleared, then the lease."""
-        ...
-
-
-class Marks(Protocol):
-    """The mark on a placeholder's inode; the module `leases` is this."""
-
-    def mark_absent(self, fd: int, session: str) -> None:
-        """Mark the file as a placeholder of *session*, or raise OSError."""
-        ...
-
-    def clear_mark(self, fd: int) -> None:
-        """Take the mark away, if there is one."""
-        ...
-
-    def absence(self, place: bytes | int) -> str | None:
-        """Tell which session left the file as a placeholder; None when it is none (a mark on a copy is void)."""
         ...

@@ -27,7 +27,7 @@ from spotwarp_fs.directory.filling import Filler
 from spotwarp_fs.directory.identity import Owner
 from spotwarp_fs.directory.laying import FileLayer, LayingOut, Report
 from spotwarp_fs.directory.limits import RestoreLimits
-from spotwarp_fs.directory.placeholders import Marks, Placeholders
+from spotwarp_fs.directory.placeholders import Placeholders
 from spotwarp_fs.directory.plan import Plan, Thing, make_plan, place_of
 from spotwarp_fs.directory.site import Site
 from spotwarp_fs.directory.taking import PlaceholderTaker
@@ -48,7 +48,6 @@ class Restorer:
         owner: Owner,
         *,
         session_id: str,
-        marks: Marks,
         placeholders: Placeholders | None,
         why_no_leases: str = "",
         limits: RestoreLimits | None = None,
@@ -60,7 +59,7 @@ class Restorer:
         self._stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(self._ws.wall.now_ns() // 1_000_000_000))
         applier = Applier(owners=True)
         self._site = Site(
-            session, root, Drafts(root, applier, self._stamp.encode()), applier, marks,
+            session, root, Drafts(root, applier, self._stamp.encode()), applier,
             None if why_no_leases else placeholders, session_id, limits or RestoreLimits(),
         )  # fmt: skip
         self.filler = Filler(self._site)

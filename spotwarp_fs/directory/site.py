@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spotwarp_fs.directory.applying import Applier
 from spotwarp_fs.directory.drafts import Drafts
 from spotwarp_fs.directory.limits import RestoreLimits
-from spotwarp_fs.directory.placeholders import Marks, Placeholders
+from spotwarp_fs.directory.placeholders import Placeholders
 from spotwarp_fs.engine.session import Session
 
 
@@ -20,7 +20,6 @@ class Site:
     root: bytes
     drafts: Drafts
     applier: Applier
-    marks: Marks
     placeholders: Placeholders | None
     """None: no leases here, so no placeholders."""
     session_id: str

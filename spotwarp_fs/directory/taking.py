@@ -17,9 +17,11 @@ from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, inode_key, key_ino, table_range
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.witness import Seen, Witness
+from spotwarp_fs.directory import leases
+from spotwarp_fs.directory.absent import Absent, Kind
 from spotwarp_fs.directory.comparing import Compared, Verdict, holds
 from spotwarp_fs.directory.drafts import absent_link
-from spotwarp_fs.directory.filling import Absent, Filler, Kind
+from spotwarp_fs.directory.filling import Filler, has_data
 from spotwarp_fs.directory.plan import Plan, Thing, make_thing, place_of
 from spotwarp_fs.directory.site import Site
 from spotwarp_fs.directory.witnessing import note, witness_of
@@ -49,7 +51,7 @@ class PlaceholderTaker:
     def is_marked(self, place: bytes) -> bool:
         """Tell whether the file at *place* is a placeholder."""
         try:
-            return self._site.marks.absence(place) is not None
+            return leases.absence(place) is not None
         except OSError:
             return False
 
@@ -91,7 +93,7 @@ class PlaceholderTaker:
         assert self._site.placeholders is not None
         fd = self._site.placeholders.recovered[thing.ino]
         status = os.fstat(fd)
-        if status.st_blocks:
+        if has_data(fd):
             os.utime(fd, ns=(status.st_atime_ns, self._mtime_ns(thing)))
 
     def _mtime_ns(self, thing: Thing) -> int:
@@ -125,7 +127,7 @@ class PlaceholderTaker:
             status = os.fstat(fd)
             if (status.st_size, status.st_mtime_ns) == (left.thing.record.size, left.mtime_ns):
                 return fd
-            self._site.marks.clear_mark(fd)
+            leases.clear_mark(fd)
             os.close(fd)
         return None
 

@@ -7,14 +7,14 @@ request, nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from spotwarp_fs.core.errors import Corrupt, NotFound, SpotwarpError, StoreRefused, Unavailable
-from spotwarp_fs.core.ports import KVRead, Lane, Work
+from spotwarp_fs.core.ports import KVRead, Lane
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, ino_range, key_block
 from spotwarp_fs.core.types import BLOCK_BYTES, Generation, Inode
 from spotwarp_fs.engine.health import StoreHealth
@@ -28,8 +28,8 @@ COPIES: Final = 2
 RATE_FORGETS_S: Final = 30.0
 """Busy time after which what was measured counts half."""
 
-Deliver = Callable[[list[Item], list[bytes]], None]
-"""Writes a run where it belongs; runs in a worker thread and may raise OSError."""
+Deliver = Callable[[list[Item], list[bytes]], Awaitable[None]]
+"""Puts a run where it belongs; what it raises ends the whole `bring`."""
 Failures = list[tuple[Item, SpotwarpError]]
 
 
@@ -106,11 +106,11 @@ class Through:
     ) -> Failures:
         """Fetch *runs*, several at once, and deliver each; returns what is damaged or was given up.
 
-        Stops at the first of these unless *go_on*. Waits out outages for as long as a read does. Raises OSError when a
-        delivery does.
+        Stops at the first of these unless *go_on*. Waits out outages for as long as a read does. Raises the OSError or
+        SpotwarpError that a delivery does.
         """
         failures: Failures = []
-        broken: list[OSError] = []
+        broken: list[OSError | SpotwarpError] = []
         async with trio.open_nursery() as nursery:
             for run in runs:
                 if broken or (failures and not go_on):
@@ -144,11 +144,11 @@ class Through:
                     await trio.sleep(self._ws.settings.retry_first_s)
 
     async def _one(
-        self, run: list[Item], turn: Turn, deliver: Deliver, failures: Failures, broken: list[OSError]
+        self, run: list[Item], turn: Turn, deliver: Deliver, failures: Failures, broken: list[OSError | SpotwarpError]
     ) -> None:
         try:
             await self._deliver(run, deliver, failures)
-        except OSError as error:
+        except (OSError, SpotwarpError) as error:
             broken.append(error)
         finally:
             self._turns.leave(turn)
@@ -166,7 +166,7 @@ class Through:
         except (Unavailable, StoreRefused) as error:
             failures += [(item, error) for item in run]
         else:
-            await self._ws.workers.run(Work.DISK, deliver, run, contents)
+            await deliver(run, contents)
 
     async def _fetch(self, run: list[Item]) -> list[bytes]:
         """Fetch one run, trying again while the store does not answer."""

@@ -65,7 +65,8 @@ async def test_laying_out_fetches_no_large_file(tmp_path: Path) -> None:
         assert {restored.seen(path) for path in BIG} == {Seen.ABSENT}
         for path in BIG:
             status = os.lstat(restored.root / os.fsdecode(path))
-            assert (status.st_size, status.st_blocks) == (len(expected[path]), 0)
+            assert status.st_size == len(expected[path])
+            assert status.st_blocks <= 8  # its attributes, where they do not fit into the inode
 
 
 async def test_other_processes_read_the_right_bytes_while_files_are_filled(tmp_path: Path) -> None:

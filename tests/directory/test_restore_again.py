@@ -12,9 +12,9 @@ import trio
 
 from spotwarp_fs.core.guard import Step, Wish, decide
 from spotwarp_fs.core.witness import Seen
-from spotwarp_fs.directory import identity
+from spotwarp_fs.directory import identity, leases
 from tests.directory.test_restore import EVERYTHING, published
-from tests.support.inprocess_leases import InodeMarks, InProcessLeases
+from tests.support.inprocess_leases import InProcessLeases
 from tests.support.laid_out import (
     OWNER,
     READ,
@@ -201,7 +201,7 @@ async def test_what_lost_its_lease_is_held_again_or_cannot_be_opened(tmp_path: P
         assert restored.seen(b"b/tool") is Seen.TRUSTED
         with open(root / "b/sparse", "rb") as file:
             assert file.read(15) == b"\0" * 5 + b"the user's"
-        assert not InodeMarks().absence(os.fsencode(root / "b/sparse"))
+        assert not leases.absence(os.fsencode(root / "b/sparse"))
         async with filling(restored):
             assert await in_another_process(READ, root / "a/big.dat") == expected[b"a/big.dat"]
         restored.leases.die()
@@ -218,7 +218,7 @@ async def test_a_copied_placeholder_is_no_placeholder(tmp_path: Path) -> None:
     copy = tmp_path / "w/b/tool"
     copy.write_bytes(b"\0" * len(expected[b"b/tool"]))
     os.setxattr(copy, "user.spotwarp.absent", marks[0])
-    if not InodeMarks().absence(os.fsencode(copy)):  # or the copy got the inode number that was free just now
+    if not leases.absence(os.fsencode(copy)):  # or the copy got the inode number that was free just now
         async with opened(store, tmp_path / "w", settings=EVERYTHING) as restored:
             report = await restored.restorer.lay_out()
             await fill_everything(restored)

@@ -27,7 +27,7 @@ from spotwarp_fs.directory.witnessing import witness_of
 from spotwarp_fs.engine.session import Session
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.local.workers import ThreadWorkers
-from tests.support.inprocess_leases import InodeMarks, InProcessLeases
+from tests.support.inprocess_leases import InProcessLeases
 from tests.support.world import ACTOR, FAST, WORKSPACE_ID, Node, start
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -153,7 +153,7 @@ async def opened(
     async with start(store, node or Node(), settings=settings, workers=ThreadWorkers()) as session:
         restorer = Restorer(
             session, os.fsencode(root), OWNER,
-            session_id="a session", marks=InodeMarks(), placeholders=leases, why_no_leases=why_no_leases, limits=limits,
+            session_id="a session", placeholders=leases, why_no_leases=why_no_leases, limits=limits,
         )  # fmt: skip
         yield Restored(session, restorer, root, leases)
 
