@@ -17,13 +17,12 @@ import trio
 
 from spotwarp_fs.cli.reading import at_path
 from spotwarp_fs.core.errors import SpotwarpError, UserError
-from spotwarp_fs.core.records import InodeRecord
 from spotwarp_fs.core.requests import Node
 from spotwarp_fs.core.types import Inode
+from spotwarp_fs.directory.applying import Applier, hard_link, write_all
 from spotwarp_fs.engine.reader import Piece
 
 FILES_AT_ONCE: Final = 16
-PRIVILEGED_BITS: Final = stat.S_ISUID | stat.S_ISGID
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -51,12 +50,12 @@ class Copier:
         self._reader = reader
         self._workspace = workspace
         self._on_progress = on_progress
-        self._as_root = os.geteuid() == 0
+        self._applier = Applier(owners=os.geteuid() == 0)
         self._first_name: dict[Inode, bytes] = {}
         self.files = 0
         self.bytes_copied = 0
         self.total_bytes = 0
-        self.left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = self._applier.left_out
         """What could not be kept, and how often."""
 
     async def copy_tree(self, top: Node, target: bytes, path: bytes) -> None:
@@ -86,9 +85,9 @@ class Copier:
                 await slots.acquire_on_behalf_of(token)
                 nursery.start_soon(self._copy_in_slot, node, place, join(path, name), slots, token)
         for first, place in later:
-            await trio.to_thread.run_sync(_hard_link, first, place)
+            await trio.to_thread.run_sync(hard_link, first, place, _draft_beside(place))
         for place, node in reversed(directories):
-            await trio.to_thread.run_sync(self._finish, place, node.record, self._reader.xattrs(node.ino))
+            await trio.to_thread.run_sync(self._applier.finish, place, node.record, self._reader.xattrs(node.ino))
 
     async def copy_one(self, node: Node, target: bytes, path: bytes) -> None:
         """Copy anything but a directory."""
@@ -104,14 +103,14 @@ class Copier:
             slots.release_on_behalf_of(token)
 
     async def _copy(self, node: Node, target: bytes, path: bytes) -> None:
-        draft = os.path.join(os.path.dirname(target), b".spotwarp-%s.part" % os.urandom(8).hex().encode())
+        draft = _draft_beside(target)
         try:
             if stat.S_ISREG(node.record.mode):
                 await self._fill(node, draft, path)
                 self.files += 1
-            elif not await trio.to_thread.run_sync(self._make_special, node.record, draft):
+            elif not await trio.to_thread.run_sync(self._applier.make_special, node.record, draft):
                 return
-            await trio.to_thread.run_sync(self._finish, draft, node.record, self._reader.xattrs(node.ino))
+            await trio.to_thread.run_sync(self._applier.finish, draft, node.record, self._reader.xattrs(node.ino))
             await trio.to_thread.run_sync(os.replace, draft, target)
         except SpotwarpError as error:
             raise at_path(error, self._workspace, path) from error
@@ -125,7 +124,7 @@ class Copier:
         try:
             async with self._reader.content(node) as pieces:
                 async for piece in pieces:
-                    await trio.to_thread.run_sync(_write_all, fd, piece.data, piece.offset)
+                    await trio.to_thread.run_sync(write_all, fd, piece.data, piece.offset)
                     self.bytes_copied += len(piece.data)
                     self._report()
             os.truncate(fd, node.record.size)
@@ -142,63 +141,12 @@ class Copier:
             if not stat.S_ISDIR(os.lstat(place).st_mode):
                 raise UserError(f"{os.fsdecode(place)} exists and is not a directory; remove it first") from None
 
-    def _make_special(self, record: InodeRecord, draft: bytes) -> bool:
-        """Make a symlink, fifo, socket or device; False if this user may not."""
-        if stat.S_ISLNK(record.mode):
-            os.symlink(record.target, draft)
-            return True
-        is_device = stat.S_ISCHR(record.mode) or stat.S_ISBLK(record.mode)
-        if is_device and not self._as_root:
-            self.left_out["devices, which only root can make"] += 1
-            return False
-        try:
-            os.mknod(draft, stat.S_IFMT(record.mode) | 0o600, record.rdev)
-        except OSError as error:
-            self.left_out[f"fifos, sockets or devices ({error.strerror})"] += 1
-            return False
-        return True
-
-    def _finish(self, place: bytes, record: InodeRecord, xattrs: list[tuple[bytes, bytes]]) -> None:
-        """Set owner, xattrs, mode and times, in the order in which none undoes another."""
-        is_link = stat.S_ISLNK(record.mode)
-        mode = stat.S_IMODE(record.mode)
-        if self._as_root:
-            os.chown(place, record.uid, record.gid, follow_symlinks=False)
-        else:
-            mode &= ~PRIVILEGED_BITS
-        self._set_xattrs(place, xattrs)
-        if not is_link:
-            os.chmod(place, mode)
-        try:
-            os.utime(place, ns=(record.atime_ns, record.mtime_ns), follow_symlinks=False)
-        except (OSError, OverflowError, NotImplementedError) as error:
-            self.left_out[f"times ({error})"] += 1
-
-    def _set_xattrs(self, place: bytes, xattrs: list[tuple[bytes, bytes]]) -> None:
-        for name, value in xattrs:
-            try:
-                os.setxattr(place, name, value, follow_symlinks=False)
-            except (OSError, AttributeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "this system has none here"
-                self.left_out[f"extended attributes ({reason})"] += 1
-
 
 def join(directory: bytes, name: bytes) -> bytes:
     """Join two relative paths, either of which may be empty."""
     return directory + b"/" + name if directory and name else directory or name
 
 
-def _hard_link(first: bytes, place: bytes) -> None:
-    draft = os.path.join(os.path.dirname(place), b".spotwarp-%s.part" % os.urandom(8).hex().encode())
-    os.link(first, draft, follow_symlinks=False)
-    os.replace(draft, place)
-    # Two names of one inode: rename(2) does nothing then, and the draft would stay.
-    with suppress(FileNotFoundError):
-        os.unlink(draft)
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
+def _draft_beside(place: bytes) -> bytes:
+    """Give a free name in the directory of *place*."""
+    return os.path.join(os.path.dirname(place), b".spotwarp-%s.part" % os.urandom(8).hex().encode())

@@ -49,6 +49,8 @@ class EngineSettings:
     """What lies between two frames is fetched along up to this size: cheaper than a request more."""
     hydrate_sort_bytes: int = 128 * MiB
     """What is fetched in background is put into the order of packs so many bytes at a time."""
+    through_bytes_max: int = 256 * MiB
+    """Blocks that are fetched past the cache, into real files: so much of them is in memory at once."""
     readahead_blocks_max: int = 128
     whole_files_max: int = 4
     """Files that are fetched whole at the same time because of the way they are read."""

@@ -98,12 +98,7 @@ class Warmer:
             snapshot.close()
 
     def _traced(self, view: KVRead) -> list[Wish]:
-        roles, found = Roles(self._ws.policies), dict[Inode, Extents]()
-        for entry in decode(view.get(TRACE_KEY)):
-            ino = roles.find(view, entry.role)
-            if ino is not None:
-                found.setdefault(ino, entry.extents)
-        return list(found.items())
+        return list(traced_files(view, self._ws.policies).items())
 
     def _small(self, view: KVRead) -> list[Wish]:
         return [(ino, None) for ino in small_files(view, self._ws.settings)]
@@ -162,6 +157,16 @@ def _files(view: KVRead) -> Iterator[tuple[Inode, int]]:
         record, ino = InodeRecord.decode(value), key_ino(key)
         if stat.S_ISREG(record.mode) and record.nlink and record.size and not is_scratch(view, ino):
             yield ino, record.size
+
+
+def traced_files(view: KVRead, policies: Policies) -> dict[Inode, Extents]:
+    """Return what the last start read, in its order, by the roles that files have now."""
+    roles, found = Roles(policies), dict[Inode, Extents]()
+    for entry in decode(view.get(TRACE_KEY)):
+        ino = roles.find(view, entry.role)
+        if ino is not None:
+            found.setdefault(ino, entry.extents)
+    return found
 
 
 def small_files(view: KVRead, settings: EngineSettings) -> list[Inode]:

@@ -1,0 +1,22 @@
+"""What stands for a file whose bytes are in the store only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What stands for a file that is not here."""
+
+    PLACEHOLDER = "placeholder"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A file whose bytes are in the store only."""
+
+    kind: Kind
+    bytes: int
+    """What has to come."""
