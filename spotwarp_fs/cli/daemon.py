@@ -190,9 +190,7 @@ async def _serve_workspace(
             if wish.form == "fuse":
                 drained = await Mounted(wish, settings, served, ready).run()
             else:
-                drained = await Directed(
-                    wish, settings, served, session, ready, workspace_id=workspace_id
-                ).run()
+                drained = await Directed(wish, settings, served, session, ready, workspace_id=workspace_id).run()
             nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
         cache.note_released(released=drained.saved or bool(drained.salvage))

@@ -140,7 +140,7 @@ class Directed:
         )
         self._restorer = Restorer(
             self._session, self._root, self._owner,
-            session_id=self._session.streamer.head.manifest.session, marks=leases, placeholders=keeper,
+            session_id=self._session.streamer.head.manifest.session, placeholders=keeper,
             why_no_leases=await trio.to_thread.run_sync(leases.why_no_leases, self._root),
         )  # fmt: skip
         return await (self._restorer.lay_out() if step is Step.LAY_OUT else self._restorer.take_up())

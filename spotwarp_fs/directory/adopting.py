@@ -280,7 +280,9 @@ class _Step:
             assert offer.frame is not None, "a read counts only when the store has all its frames"
             recorder.put(key, BlockState(False, FrameState.UNPUBLISHED, offer.frame).encode())
         held = sum(1 for key, value in recorder.scan(*ino_range(BLOCK_TABLE, ino)) if value and key_block(key) < count)
-        recorder.put(inode_key(ino), replace(record, size=size, allocated=held * BLOCK_BYTES).encode())
+        changed = replace(record, size=size, allocated=held * BLOCK_BYTES)
+        if changed != record:
+            recorder.put(inode_key(ino), changed.encode())
 
     def _attributes(self, ino: Inode, arrival: Arrival, seen: Seen | None = None) -> None:
         """Take over what changed on this node, and note what was seen. *seen* None: as it was."""

@@ -211,6 +211,12 @@ def test_a_trusted_file_is_not_read_again(tmp_path: Path) -> None:
             await served.sync()
             await served.sync()
             assert served.scanner.figures.bytes_read == read
+            # Young when it was read: read again, and found to be what it was. That is no new state.
+            (tmp_path / "young").write_bytes(b"x")
+            number = await served.sync()
+            served.scanner._read_again_s.clear()
+            assert await served.sync() == number
+            assert served.scanner.figures.bytes_read == read + 2
 
     in_real_time(main)
 

@@ -16,6 +16,7 @@ import pytest
 
 from spotwarp_fs.core.errors import ExitCode
 from tests.support.daemon import Fleet, Node, RefusedToMount, await_true
+from tests.support.daemon import fleet as fleet
 
 MiB = 1 << 20
 
