@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -36,9 +36,10 @@ from spotwarp_fs.core.records import (
     ino_key,
     inode_key,
 )
-from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode, PackId, WriterEpoch
+from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode, PackId, WriterEpoch
 from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.cut import Cut
+from spotwarp_fs.engine.jobs import Job, Offer, OpenPack
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.workspace import Workspace, block_state
 
@@ -52,47 +53,6 @@ SMALL_BYTES = SAMPLE_MIN_BYTES - 1
 """A block up to this is read, digested and encoded on the loop: 30 µs, where three thread switches cost 300. Above it
 the encoder takes samples, which alone costs 200."""
 SETTLED_PER_STEP = 256
-
-
-@dataclass(slots=True)
-class Offer:
-    """A block's bytes that the map does not have yet, on their way to a frame (see `Sealer.offer`)."""
-
-    raw: bytes
-    name: bytes
-    """Their digest."""
-    frame: FrameRef | None = None
-    """In the store, and safe from collection until `Sealer.let_go`; None after `done`: it was given up."""
-    placed: trio.Event = field(default_factory=trio.Event)
-    done: trio.Event = field(default_factory=trio.Event)
-    dropped: bool = False
-    """Nobody waits for it any more."""
-
-
-@dataclass(slots=True)
-class Job:
-    """One block on its way to a frame."""
-
-    ino: Inode
-    block: BlockIndex
-    cut: Cut | None
-    turn: trio.Event
-    """Set when the job submitted before this one has its place in a pack, or needs none."""
-    generation: Generation | None = None
-    """The live block's generation that the bytes belong to; None when they came from the cut's spool."""
-    offer: Offer | None = None
-    """The bytes were handed over: they belong to no block of the map yet."""
-    placed: trio.Event = field(default_factory=trio.Event)
-    done: trio.Event = field(default_factory=trio.Event)
-
-
-@dataclass(slots=True)
-class OpenPack:
-    """The pack being filled, and who waits for each digest in it."""
-
-    builder: PackBuilder
-    jobs: dict[bytes, list[Job]] = field(default_factory=dict)
-    opened_s: float = 0.0
 
 
 class Sealer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import trio
 
 from spotwarp_fs.core.types import BLOCK_BYTES
+from spotwarp_fs.store.faults import FaultStore
 from tests.support.directories import Served, directory, published_state, real_store
 from tests.support.world import Node
 
@@ -35,8 +37,6 @@ def settle() -> None:
 
 
 def noise(count: int, seed: int = 1) -> bytes:
-    import random
-
     return random.Random(seed).randbytes(count)
 
 
@@ -363,5 +363,25 @@ def test_what_cannot_be_read_is_named_and_stops_nothing(tmp_path: Path) -> None:
         state = await published_state(store)
         assert state.content[b"ok/inner"] == b"now a directory"
         assert state.nodes[b"dangling"].record.target == b"nowhere"
+
+    in_real_time(main)
+
+
+@pytest.mark.promise("P-09")
+def test_an_outage_stops_nothing_and_is_made_up_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        inner = real_store()
+        store = FaultStore(inner, random.Random(1))
+        (tmp_path / "before").write_bytes(b"1")
+        async with directory(store, Node(), tmp_path, interval_s=0.1) as served:
+            await served.sync()
+            store.partitioned = True
+            (tmp_path / "during").write_bytes(noise(2 * BLOCK_BYTES))
+            (tmp_path / "before").unlink()
+            await trio.sleep(2)
+            store.partitioned = False
+            await served.sync()
+        state = await published_state(inner)
+        assert state.content == {b"during": noise(2 * BLOCK_BYTES)}
 
     in_real_time(main)

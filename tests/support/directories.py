@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
-from spotwarp_fs.directory.watching import watch
 
 from spotwarp_fs.core import paths, xattrs
 from spotwarp_fs.core.frames import open_frame
@@ -23,6 +22,7 @@ from spotwarp_fs.core.requests import Node as Record
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, ManifestNumber
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.scanner import Scanner
+from spotwarp_fs.directory.watching import watch
 from spotwarp_fs.engine.claim import Claim
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import Writer

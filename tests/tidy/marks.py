@@ -18,7 +18,9 @@ NOT_YET = "not yet"
 NAMED_MAX = 3
 
 HISTORY_ROW = re.compile(r"^\| ([A-Z][0-9]+|M-[a-z]) \| (.+?) \| (.*?) \|$", re.MULTILINE)
-PROMISE_ROW = re.compile(r"^\| (P-\d\d) \| (holds|weaker|not yet) \|", re.MULTILINE)
+PROMISE_ROW = re.compile(
+    r"^\| (P-\d\d) \| (holds|weaker|not yet) \| (holds|weaker|not yet) \| (?:`(.+)`|\(.+\)) \|$", re.MULTILINE
+)
 PROMISE_STATEMENT = re.compile(r"^\*\*(P-\d\d) ", re.MULTILINE)
 
 

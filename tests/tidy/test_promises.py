@@ -2,6 +2,7 @@
 
 from tests.tidy import marks
 from tests.tidy.marks import HISTORIES, HISTORY_ROW, PROMISE_ROW, PROMISE_STATEMENT, SEMANTICS, with_tests
+from tests.tidy.sources import ROOT
 
 # P-14 is failover's; it comes with the provisioner.
 PROMISES = {f"P-{number:02}" for number in range(1, 19)} - {"P-14"}
@@ -25,6 +26,15 @@ def test_a_promise_is_said_to_hold_exactly_if_a_test_holds_it() -> None:
     said_to_hold = {number for number, word in matrix().items() if word != "not yet"}
     untested = said_to_hold - marks.tests_by_id("promise").keys()
     assert not untested, f"SEMANTICS says these hold, but no test carries their number: {sorted(untested)}"
+
+
+def test_the_tests_of_the_directory_form_exist() -> None:
+    for row in PROMISE_ROW.finditer(SEMANTICS.read_text()):
+        if row[4] is not None:
+            path, _, test = row[4].partition("::")
+            found = ROOT / "tests" / path
+            assert found.exists(), f"{row[1]}: there is no {path}"
+            assert not test or f"def {test}(" in found.read_text(), f"{row[1]}: {path} has no {test}"
 
 
 def test_no_test_names_an_unknown_history() -> None:
