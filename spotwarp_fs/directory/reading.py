@@ -24,7 +24,8 @@ from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, ino_rang
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
 from spotwarp_fs.core.witness import Seen, is_settled
 from spotwarp_fs.directory import leases
-from spotwarp_fs.engine.seal import Offer, Sealer
+from spotwarp_fs.engine.jobs import Offer
+from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.session import Session
 from spotwarp_fs.engine.workspace import Workspace
 

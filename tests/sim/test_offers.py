@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from spotwarp_fs.core.frames import digest
-from spotwarp_fs.engine.seal import Offer
+from spotwarp_fs.engine.jobs import Offer
 from spotwarp_fs.engine.session import Session
 from tests.support.virtual import MANUAL, NEW, OLD, create, in_virtual_time
 from tests.support.world import Node, new_store, start
