@@ -66,11 +66,13 @@ def decode(body: bytes) -> Provenance:
     if not isinstance(values, dict):
         raise ValueError("the record is no JSON object")
     try:
-        known = {item.name: values[item.name] for item in fields(Provenance) if item.name in values}
-        lists = {name: tuple(map(str, known[name])) for name in ("command", "secrets", "gpus") if name in known}
-        tables = {name: dict(known[name]) for name in ("packages", "environment") if name in known}
-        return Provenance(**{**known, **lists, **tables})
-    except TypeError as error:
+        known: dict[str, Any] = {item.name: values[item.name] for item in fields(Provenance) if item.name in values}
+        for name in {"command", "secrets", "gpus"} & known.keys():
+            known[name] = tuple(map(str, known[name]))
+        for name in {"packages", "environment"} & known.keys():
+            known[name] = {str(key): str(value) for key, value in known[name].items()}
+        return Provenance(**known)
+    except (TypeError, AttributeError) as error:
         raise ValueError(f"the record has a missing or wrong field: {error}") from error
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 MASK: Final = "<secret>"
@@ -24,9 +25,12 @@ KNOWN_CHARS_MIN: Final = 6
 """A secret of the environment is looked for in other texts only if it is this long: short ones are words."""
 
 _NAMES: Final = frozenset(
-    "key keys token secret secrets pass passwd password passphrase pwd pw credential credentials cred creds auth "
-    "authorization cookie cookies session private signature dsn apikey accesskey pat jwt bearer netrc sas".split()
-)
+    {
+        "key", "keys", "token", "secret", "secrets", "pass", "passwd", "password", "passphrase", "pwd", "pw",
+        "credential", "credentials", "cred", "creds", "auth", "authorization", "cookie", "cookies", "session",
+        "private", "signature", "dsn", "apikey", "accesskey", "pat", "jwt", "bearer", "netrc", "sas",
+    }
+)  # fmt: skip
 _ENDINGS: Final = ("apikey", "accesskey", "secretkey", "privatekey", "token", "secret", "password", "passwd")
 _PLAIN: Final = frozenset({"pwd", "oldpwd"})
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -37,10 +41,11 @@ _PREFIXED: Final = re.compile(
 _CREDENTIALS: Final = re.compile(r"(?<=://)[^\s/@]+(?=@)")
 _PEM: Final = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _RUN: Final = re.compile(rf"[A-Za-z0-9]{{{RUN_CHARS_MIN},}}")
-_BASE64: Final = re.compile(r"(?<![A-Za-z0-9_.\-/])[A-Za-z0-9+/]{32,}={0,2}(?![A-Za-z0-9_.\-])")
+_BASE64: Final = re.compile(r"(?<![A-Za-z0-9_.\-/])[A-Za-z0-9+][A-Za-z0-9+/]{31,}={0,2}(?![A-Za-z0-9_.\-])")
 _LONG: Final = re.compile(r"[A-Za-z0-9+/_=\-.]+")
 _QUOTED: Final = re.compile(r"""([A-Za-z0-9_.\-]+)(["']?\s*[:=]\s*["'])([^"'\n]+)(?=["'])""")
-_BARE: Final = re.compile(r"^([+\- ]?(?:export )?)([A-Z][A-Z0-9_]*)=(\S+)", re.MULTILINE)
+_BARE: Final = re.compile(r"((?:^|[\s;&(+\-]))([A-Z][A-Z0-9_]*)=(?!=)(\S+)", re.MULTILINE)
+_OPTION: Final = re.compile(r"-{0,2}[A-Za-z0-9_.\-]+")
 
 
 def is_secret_name(name: str) -> bool:
@@ -83,7 +88,7 @@ def _is_random(run: str) -> bool:
 def _changes(run: str) -> tuple[set[int], float]:
     """The kinds of characters in *run*, and how often the next one is of another kind."""
     kinds = [0 if char.isdigit() else 1 if char.islower() else 2 if char.isupper() else 3 for char in run]
-    return set(kinds), sum(one != other for one, other in zip(kinds, kinds[1:], strict=False)) / len(run)
+    return set(kinds), sum(one != other for one, other in pairwise(kinds)) / len(run)
 
 
 def masked_text(text: str, known: Iterable[str] = ()) -> str:
@@ -111,7 +116,7 @@ def masked_command(command: Iterable[str], known: Iterable[str] = ()) -> tuple[s
         name, equals, _ = word.partition("=")
         if hide_next and not word.startswith("-"):
             kept.append(MASK)
-        elif equals and is_secret_name(name):
+        elif equals and _OPTION.fullmatch(name) and is_secret_name(name):
             kept.append(f"{name}={MASK}")
         else:
             kept.append(masked_text(word, secrets))

@@ -18,6 +18,8 @@ from spotwarp_fs.core.provenance import DIFF_BYTES_MAX, Provenance
 from spotwarp_fs.core.secrets import masked_command, masked_text, split_environment
 
 ASK_TIMEOUT_S: Final = 15.0
+PASSING: Final = frozenset({"_", "OLDPWD", "SHLVL", "SPOTWARP_RESUMED", "SPOTWARP_RESTORED_FROM"})
+"""Variables of one moment: the same run again is the same record."""
 SHEBANG_BYTES_MAX: Final = 256
 _PYTHON: Final = re.compile(r"python[0-9.]*")
 _PACKAGES: Final = (
@@ -29,7 +31,7 @@ _PACKAGES: Final = (
 
 def gather(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Provenance:
     """Describe a command that is about to be started in *directory* with *environment*; takes a second or so."""
-    shown, secrets = split_environment(dict(environment))
+    shown, secrets = split_environment({name: environment[name] for name in environment.keys() - PASSING})
     known = [environment[name] for name in secrets]
     python, packages = _python(command, environment)
     commit, diff, cut = _git(directory, environment)
