@@ -162,7 +162,7 @@ class WriterDesk:
     async def _wait_fenced(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer when another writer has the workspace.
 
-        Whoever asks learns of our death by the broken connection; it says whom it means, so a successor answers at once.
+        Whoever asks learns of our death by the broken connection, and says whom it means: a successor answers at once.
         """
         if request.get("daemon_pid") == os.getpid():
             await self._session.fenced.wait()

@@ -36,7 +36,8 @@ sys.exit(5)
 NEVER_ENDS = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-other = subprocess.Popen([sys.executable, "-c", "import signal,time\\nsignal.signal(15, signal.SIG_IGN)\\ntime.sleep(600)"])
+deaf = "import signal,time\\nsignal.signal(15, signal.SIG_IGN)\\ntime.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", deaf])
 open(os.environ["SPOTWARP_WORKSPACE"] + "/f", "w").write("1")
 print("ready", os.getpid(), other.pid, flush=True)
 while True:

@@ -74,14 +74,16 @@ class Runs:
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         wrapper: tuple[str, ...] = (),
+        first: str = "",
     ) -> Run:
-        """Start it on *node* in a session of its own; *command* follows `--`."""
+        """Start it on *node* in a session of its own; *command* follows `--`. *first* is run before, to set limits."""
         where = ["--workspace", str(node.root), "--store", node.store, "--name", WORKSPACE]
         arguments = ["run", *where, "--cache-dir", str(node.cache), "--interval", "1s", *flags]
         said, output = (node.home / f"{kind}{len(self.made)}" for kind in ("said", "output"))
+        python, dash_c, text, *rest = node.command(*arguments, *(["--", *command] if command else []))
         with said.open("wb") as errors, output.open("wb") as written:
             process = subprocess.Popen(
-                [*wrapper, *node.command(*arguments, *(["--", *command] if command else []))],
+                [*wrapper, python, dash_c, f"{first}\n{text}", *rest],
                 env={**node._environment(), **(environment or {})}, cwd=cwd or node.home, stdin=subprocess.DEVNULL,
                 stdout=written, stderr=errors, start_new_session=True, preexec_fn=_end_with_tests,
             )  # fmt: skip
@@ -102,6 +104,22 @@ class Runs:
                     os.killpg(run.process.pid, signal.SIGKILL)
                 run.process.wait(ENDED_WITHIN_S)
         self.fleet.close()
+
+
+def stored(node: Node, path: str) -> str:
+    """Read a file straight from the store, as any machine could."""
+    done = node.run("cat", "--store", node.store, f"{WORKSPACE}:{path}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def nothing_left(run: Run) -> None:
+    """Neither a mount nor a process of the workspace."""
+    node = run.node
+    assert not node.root.is_mount(), run.story()
+    assert not list((node.state / "mounts").glob("*.json")), run.story()
+    (node.root / "writable").touch()
+    (node.root / "writable").unlink()
 
 
 @pytest.fixture

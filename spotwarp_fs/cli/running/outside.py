@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from spotwarp_fs.core.units import format_size
-from spotwarp_fs.local.processes import OpenFile
+from spotwarp_fs.local.processes import OpenFile, files_changed
+from spotwarp_fs.local.system import SystemWall
 
 OUTSIDE_BYTES_MAX: Final = 100 << 20
 """Written below one directory outside the workspace, before that is worth a warning."""
@@ -23,6 +25,8 @@ INSIDE_WITHIN_S: Final = 15 * 60.0
 SAMPLE_PERIOD_S: Final = 5.0
 FILES_KNOWN_MAX: Final = 4096
 WARNINGS_MAX: Final = 10
+WALK_ENTRIES_MAX: Final = 20_000
+WALK_PERIOD_S: Final = 30.0
 _NUMBERED: Final = re.compile(r".*\d.*")
 
 
@@ -40,13 +44,35 @@ class Outside:
 
     def __init__(self, workspace: Path, own: Iterable[Path], command: Sequence[str], directory: Path) -> None:
         """*own* are directories of SpotWarp itself; *directory* is the command's own."""
-        self._inside = [os.path.realpath(path) for path in own] + [str(workspace)]
+        self._inside = (*(os.path.realpath(path) for path in own), str(workspace))
         self._advice = Advice(workspace, command, directory)
+        self._directory = directory
+        self._since_ns = SystemWall().now_ns()
+        self._chars: dict[int, int] = {}
+        self._unexplained = 0
+        """Bytes written since the last walk, to whatever."""
+        self._next_walk_s = 0.0
         self._files: dict[tuple[int, int], _Known] = {}
         self._warned: set[str] = set()
 
-    def look(self, files: Iterable[OpenFile]) -> list[str]:
-        """Take a sample; gives the warnings that are due."""
+    def look(self, files: Iterable[OpenFile], chars: Mapping[int, int]) -> list[str]:
+        """Take a sample: open files, and bytes written by process; gives the warnings that are due."""
+        self._unexplained += sum(max(0, now - self._chars.get(pid, 0)) for pid, now in chars.items())
+        self._chars = dict(chars)
+        self._note(files)
+        if self._unexplained > OUTSIDE_BYTES_MAX and time.monotonic() >= self._next_walk_s:
+            self._walk()
+        self._follow_closed()
+        return [self._advice.outside(place, size) for place, size in self._due()]
+
+    def _walk(self) -> None:
+        """A file may be opened, written and closed between two samples: most are in the command's own directory."""
+        self._unexplained, self._next_walk_s = 0, time.monotonic() + WALK_PERIOD_S
+        start = os.path.realpath(self._directory)
+        if start != "/" and not any(_is_below(start, inside) for inside in self._inside):
+            self._note(files_changed(start, self._since_ns, leave_out=self._inside, entries_max=WALK_ENTRIES_MAX))
+
+    def _note(self, files: Iterable[OpenFile]) -> None:
         for file in files:
             if any(_is_below(file.path, inside) for inside in self._inside):
                 continue
@@ -57,8 +83,6 @@ class Outside:
                 # Where an append began is not known; elsewhere the position tells what was written before we looked.
                 grown = file.size - known.first_size
                 known.written = max(known.written, grown, 0 if file.appends else file.position)
-        self._follow_closed()
-        return [self._advice.outside(place, size) for place, size in self._due()]
 
     def _follow_closed(self) -> None:
         """A file may have grown after the last look and before its close."""
@@ -138,9 +162,8 @@ def place_of(path: str) -> str:
     ('/data/out', '/data/out')
     """
     place = os.path.dirname(path)
-    while _NUMBERED.fullmatch(os.path.basename(place)) and os.path.dirname(place) != "/":
-        place = os.path.dirname(place)
-    return place
+    above = os.path.dirname(place)
+    return above if _NUMBERED.fullmatch(os.path.basename(place)) and above != "/" else place
 
 
 def _is_below(path: str, directory: str) -> bool:

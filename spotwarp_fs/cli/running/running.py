@@ -99,7 +99,6 @@ def _with_workspace(loaded: LoadedSettings, wish: RunWish, form: Form, command: 
     terminal = Terminal()
 
     def start(again: bool) -> Child:
-        note(form, about)
         told = {**environment, "SPOTWARP_RESUMED": "1"} if again else environment
         try:
             return Child(command.argv, command.directory, told, terminal)
@@ -113,7 +112,9 @@ def _with_workspace(loaded: LoadedSettings, wish: RunWish, form: Form, command: 
     outside = Outside(form.path, own, command.argv, command.directory)
     bell = Bell()
     with bell.listening():
-        outcome = Supervising(form, bell, start, outside, notice_s=settings.notice_timeout).run()
+        outcome = Supervising(
+            form, bell, start, lambda: note(form, about), outside, notice_s=settings.notice_timeout
+        ).run()
         deadline_s = outcome.deadline_s or time.monotonic() + settings.drain_timeout
         ended = publish_rest(form, bell, deadline_s=deadline_s, notice_s=settings.notice_timeout)
         return exit_code(outcome.code, ended, fenced=outcome.fenced)

@@ -39,12 +39,17 @@ def stop_raises() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise StopRequested(number)
 
-    before = {number: signal.signal(number, stop) for number in ENDING}
+    before = {number: signal.signal(number, stop) for number in ENDING if not _is_ignored(number)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_ignored(number: int) -> bool:
+    """Started with `nohup`, or by a script in the background: then it is to be ignored, by the command too."""
+    return signal.getsignal(number) is signal.SIG_IGN
 
 
 class Bell:
@@ -57,7 +62,8 @@ class Bell:
     @contextmanager
     def listening(self) -> Iterator[Bell]:
         """Catch the signals; the command gets the default handlers back when it is started."""
-        before = {number: signal.signal(number, lambda *_: None) for number in CAUGHT}
+        caught = [number for number in CAUGHT if number == signal.SIGCHLD or not _is_ignored(number)]
+        before = {number: signal.signal(number, lambda *_: None) for number in caught}
         wakeup = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         try:
             yield self

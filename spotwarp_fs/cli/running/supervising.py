@@ -23,7 +23,7 @@ from spotwarp_fs.cli.running.saying import say
 from spotwarp_fs.cli.running.signals import FORWARDED, Bell
 from spotwarp_fs.cli.running.watch import Back, Died, Lost, TakenOver, serving, wait_for_end, wait_for_successor
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError
-from spotwarp_fs.local.processes import descendants, files_written
+from spotwarp_fs.local.processes import chars_written, descendants, files_written
 
 STOP_GRACE_S: Final = 10.0
 """Between SIGTERM and SIGKILL, where no deadline says otherwise."""
@@ -60,12 +60,20 @@ class Supervising:
     """The loop around one command, from its first start to its end."""
 
     def __init__(
-        self, form: Form, bell: Bell, start: Callable[[bool], Child], outside: Outside, *, notice_s: float
+        self,
+        form: Form,
+        bell: Bell,
+        start: Callable[[bool], Child],
+        greet: Callable[[], None],
+        outside: Outside,
+        *,
+        notice_s: float,
     ) -> None:
-        """*start* starts the command; it is told whether it was started before."""
+        """*start* starts the command, and is told whether it was started before; *greet* meets each daemon first."""
         self._form = form
         self._bell = bell
         self._start = start
+        self._greet = greet
         self._outside = outside
         self._notice_s = notice_s
         self._stop: Stop | None = None
@@ -103,11 +111,12 @@ class Supervising:
     def _begin(self, *, again: bool) -> None:
         self._again, self._looked = False, False
         self._kill_at_s = self._given_up_s = None
-        self._child = self._start(again)
-        self._started_s = self._sample_at_s = time.monotonic()
         if not self._daemon_pid:
             self._daemon_pid = serving(self._form)
+            self._greet()
             self._watch()
+        self._child = self._start(again)
+        self._started_s = self._sample_at_s = time.monotonic()
 
     def _watch(self) -> None:
         form, pid = self._form, self._daemon_pid
@@ -184,6 +193,7 @@ class Supervising:
     def _on_return(self, pid: int) -> None:
         self._waiting_for_daemon = False
         self._daemon_pid = pid
+        self._greet()
         self._watch()
         ended_well = self._child.code == 0
         if self._stop is None and self._form.files_die_with_daemon and not ended_well:
@@ -216,7 +226,8 @@ class Supervising:
 
     def _sample(self, now_s: float) -> None:
         below = descendants(os.getpid(), leave_out=self._form.processes())
-        for warning in self._outside.look(file for pid in below for file in files_written(pid)):
+        written = {pid: chars_written(pid) for pid in below}
+        for warning in self._outside.look([file for pid in below for file in files_written(pid)], written):
             say(warning)
         if self._inside is not None and now_s - self._first_start_s >= INSIDE_WITHIN_S:
             if self._bytes_inside() == self._inside:
