@@ -1,18 +1,16 @@
-"""Does `spotwarp run` end as it should: signals, deadlines, the terminal, as process 1, and what could not be saved?"""
+"""Does `spotwarp run` end as it should: signals, deadlines, as process 1, and what could not be saved?"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from spotwarp_fs.core.errors import ExitCode
-from tests.support.daemon import WORKSPACE, is_gone
+from tests.support.daemon import is_gone
 from tests.support.mounts import needs_fuse
 from tests.support.running import Runs, nothing_left, stored
 from tests.support.running import runs as runs
@@ -125,41 +123,6 @@ def test_as_process_one_it_collects_orphans_and_obeys(runs: Runs) -> None:
     os.kill(int(first), signal.SIGTERM)
     assert run.ended() == 143, run.story()
     assert stored(node, "f") == "kept"
-
-
-def test_the_terminal_is_the_commands(runs: Runs, tmp_path: Path) -> None:
-    """Ctrl-C reaches the command only, and `run` goes on to publish."""
-    node = runs.node()
-    program = tmp_path / "asks.py"
-    program.write_text(
-        "import os, sys\nprint('mine', os.tcgetpgrp(0) == os.getpgrp(), flush=True)\n"
-        "line = input()\n"
-        "open(os.environ['SPOTWARP_WORKSPACE'] + '/f', 'w').write(line)\n"
-        "try:\n    print('got', line, flush=True)\n    input()\nexcept KeyboardInterrupt:\n    sys.exit(44)\n"
-    )
-    where = ["--workspace", str(node.root), "--store", node.store, "--name", WORKSPACE, "--cache-dir", str(node.cache)]
-    argv = node.command("run", *where, "--", sys.executable, str(program))
-    parent = (
-        "import os, pty, sys, select\n"
-        "pid, fd = pty.fork()\n"
-        "if pid == 0: os.execvp(sys.argv[1], sys.argv[1:])\n"
-        "seen, sent = b'', 0\n"
-        "while True:\n"
-        "    try: chunk = os.read(fd, 4096)\n"
-        "    except OSError: break\n"
-        "    seen += chunk\n"
-        "    if b'mine True' in seen and sent == 0: os.write(fd, b'hello\\n'); sent = 1\n"
-        "    if b'got hello' in seen and sent == 1: os.write(fd, b'\\x03'); sent = 2\n"
-        "sys.stdout.buffer.write(seen)\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", parent, *argv], env=node._environment(), capture_output=True, text=True, timeout=90,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 44, done.stdout + done.stderr
-    assert "saved at manifest" in done.stdout
-    assert stored(node, "f") == "hello"
 
 
 @pytest.mark.promise("P-12")

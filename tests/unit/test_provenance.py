@@ -62,7 +62,8 @@ def test_names_of_what_is_none(name: str) -> None:
 @pytest.mark.parametrize(
     "value",
     ["q8Zr1vT4kPx93LmWb7Yc", "9fceb02d0ae598e95dc970b74767f19372d61af8", "hf_NobodyMaySeeThisOne",
-     "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "postgres://me:word@host/db", "x=ghp_0123456789abcdefgh",
+     "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "postgres://me:word@host/db",
+     "x=ghp_0123456789abcdefgh",
      "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----"],
 )  # fmt: skip
 def test_values_that_look_like_secrets(value: str) -> None:

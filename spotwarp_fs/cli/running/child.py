@@ -18,6 +18,7 @@ from typing import Final
 from spotwarp_fs.cli.running.terminal import Terminal
 from spotwarp_fs.local.processes import descendants
 
+JOB_CONTROL: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -40,6 +41,7 @@ class Child:
         self.code: int | None = None
         """How it ended: its exit code, or 128 and the signal it died of."""
         self.stopped = False
+        """By the terminal (Ctrl-Z, or reading it in the background), and nobody has dealt with that yet."""
         if terminal.hand_over(os.getpgrp(), self.pid):
             # It may have asked for the terminal a moment too early, and been stopped for that.
             self.signal(signal.SIGCONT)
@@ -80,7 +82,7 @@ class Child:
                     others[pid] = os.waitstatus_to_exitcode(status)
                 continue
             if os.WIFSTOPPED(status):
-                self.stopped = True
+                self.stopped = os.WSTOPSIG(status) in JOB_CONTROL
                 continue
             code = os.waitstatus_to_exitcode(status)
             self._process.returncode = code
@@ -88,13 +90,18 @@ class Child:
             self._terminal.hand_over(self.pid, os.getpgrp())
 
     def pause_with_us(self) -> None:
-        """Stop ourselves as the command was stopped (Ctrl-Z), so that the shell has the terminal until `fg` or `bg`."""
+        """Stop ourselves as the command was stopped, so that the shell has the terminal until `fg` or `bg`.
+
+        SIGCONT then comes to us, for `resume`. An orphaned group is not stopped: nobody would ever continue it.
+        """
         self.stopped = False
-        if self._terminal.hand_over(self.pid, os.getpgrp()):
-            # An orphaned group is not stopped by this: nobody would ever continue it.
-            before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.killpg(os.getpgrp(), signal.SIGTSTP)
-            signal.signal(signal.SIGTSTP, before)
+        if not self._terminal.there:
+            return
+        had_terminal = self._terminal.hand_over(self.pid, os.getpgrp())
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.killpg(os.getpgrp(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)
+        if had_terminal and self._terminal.is_of(os.getpgrp()):
             self.resume()
 
     def resume(self) -> None:

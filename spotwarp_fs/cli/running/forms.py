@@ -70,7 +70,7 @@ def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
         against = _against_fuse(loaded, wish.workspace)
         if against is not None:
             return _directory(wish, against), against
-        reason = "this machine can mount, and the directory is empty"
+        reason = "a trial mount worked, and the directory is empty"
     if wish.local_files == "adopt":
         raise UserError(
             f"--adopt-local makes the files in {wish.workspace} the next state, which only the directory form can: "
@@ -80,23 +80,25 @@ def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
 
 
 def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:
-    """Say why the workspace can't be mounted here; None if it can, as far as looking shows."""
+    """Say why the workspace can't be mounted here; None if it can: a trial mount has worked."""
     from spotwarp_fs.fuse.mountinfo import mounts_at, real_path
-    from spotwarp_fs.fuse.mounting import check_fuse
+    from spotwarp_fs.fuse.trying import try_mount
 
-    try:
-        check_fuse()
-    except UserError as error:
-        return str(error)
     if mounts_at(real_path(workspace)) or underlay_path(loaded.settings.state_dir, real_path(workspace)).exists():
         return None  # what stands there is a mount, or was one: the mount itself clears it away or refuses
     try:
         names = os.listdir(workspace)
     except FileNotFoundError:
-        return None
+        names = []
     except OSError as error:
         raise UserError(f"{workspace} can't be used: {error.strerror}", ExitCode.MOUNTPOINT) from error
-    return f"{workspace} has files ({names[0]!r} and so on), which a mount would hide" if names else None
+    if names:
+        return f"{workspace} has files ({names[0]!r} and so on), which a mount would hide"
+    try:
+        try_mount()
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def _directory(wish: RunWish, reason: str) -> Form:
