@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 
 import pytest
@@ -115,3 +116,16 @@ def test_a_run_inside_a_run_is_refused(runs: Runs) -> None:
     assert run.ended() == ExitCode.FAILED, run.story()
     assert "belongs to the workspace" in run.said
     nothing_left(run)
+
+
+def test_nor_beside_one_from_another_shell(runs: Runs) -> None:
+    node = runs.node()
+    outer = runs.start(node, "sh", "-c", "echo ready; sleep 600").until("ready")
+    for place in (node.root / "inner", node.home):
+        done = node.run("run", "--workspace", str(place), "--", "true")
+        assert done.returncode == ExitCode.FAILED, done.stderr
+        assert "one within the other" in done.stderr
+    same = node.run("run", "--workspace", str(node.root), "--", "true")
+    assert same.returncode == ExitCode.MOUNTPOINT, same.stderr
+    outer.send(signal.SIGTERM)
+    assert outer.ended() == 143, outer.story()

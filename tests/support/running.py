@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from spotwarp_fs.local.processes import descendants
 from tests.support.daemon import WORKSPACE, Fleet, Node, _end_with_tests, await_true
 
 ENDED_WITHIN_S = 90.0
@@ -44,6 +45,13 @@ class Run:
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def lose(self) -> None:
+        """The machine is gone: `run`, its command, supervisor and daemon die at the same moment."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(ENDED_WITHIN_S)
 
     def ended(self) -> int:
         """Wait for the end; gives the exit code."""
@@ -100,9 +108,7 @@ class Runs:
     def close(self) -> None:
         for run in self.made:
             if run.process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(run.process.pid, signal.SIGKILL)
-                run.process.wait(ENDED_WITHIN_S)
+                run.lose()
         self.fleet.close()
 
 

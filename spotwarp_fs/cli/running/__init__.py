@@ -1,7 +1,8 @@
 """`spotwarp run`: a workspace around one command.
 
     wish         what was asked for                 saying       lines on standard error
-    forms        the port to a served workspace, FUSE behind it, and which form it is to be
+    forms        the port to a served workspace, and which form it is to be
+    daemon_form  what all forms have in common          fuse_form    the FUSE form
     patience     wait until the last writer's lease has ended
     command      what is started: program, directory, environment     recording   provenance, into the workspace
     signals      everything that happens arrives in one pipe          terminal    whose the terminal is

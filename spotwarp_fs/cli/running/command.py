@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from spotwarp_fs.cli.mounts import current_records
 from spotwarp_fs.cli.running.wish import RunWish
 from spotwarp_fs.cli.sources import INSIDE_RUN, TOLD_BY_RUN
 from spotwarp_fs.core.errors import SpotwarpError
@@ -96,14 +97,21 @@ def environment_of(
     return {**environ, **told}
 
 
-def refuse_nested(environ: Mapping[str, str], workspace: Path) -> None:
-    """Raise SpotwarpError inside the workspace of another `run`: its states would hold ours."""
+def refuse_nested(environ: Mapping[str, str], workspace: Path, state_dir: Path) -> None:
+    """Raise SpotwarpError inside another served workspace, or around one: the states of one would hold the other."""
     outer = environ.get("SPOTWARP_WORKSPACE", "") if INSIDE_RUN in environ else ""
     if outer.startswith("/") and (_is_below(str(workspace), Path(outer)) or _is_below(outer, workspace)):
         raise SpotwarpError(
             f"{workspace} belongs to the workspace {outer} of the `spotwarp run` that this command was started by: run "
             "the inner command without `spotwarp run`, or name another directory with --workspace"
         )
+    for record in current_records(state_dir):
+        inside = _is_below(str(workspace), Path(record.mountpoint))
+        if record.mountpoint != str(workspace) and (inside or _is_below(record.mountpoint, workspace)):
+            raise SpotwarpError(
+                f"{workspace} and the workspace {record.workspace} at {record.mountpoint} lie one within the other: "
+                "name another directory with --workspace"
+            )
 
 
 def _is_below(path: str, directory: Path) -> bool:

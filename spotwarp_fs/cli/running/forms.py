@@ -63,13 +63,13 @@ def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
 
     mode = loaded.settings.mode
     if mode == "directory":
-        return _directory(wish, "asked for by --mode"), "asked for by --mode"
+        return _directory_form(loaded, wish, "asked for by --mode"), "asked for by --mode"
     if mode == "fuse":
         reason = "asked for by --mode"
     else:
         against = _against_fuse(loaded, wish.workspace)
         if against is not None:
-            return _directory(wish, against), against
+            return _directory_form(loaded, wish, against), against
         reason = "a trial mount worked, and the directory is empty"
     if wish.local_files == "adopt":
         raise UserError(
@@ -101,7 +101,7 @@ def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:
     return None
 
 
-def _directory(wish: RunWish, reason: str) -> Form:
+def _directory_form(loaded: LoadedSettings, wish: RunWish, reason: str) -> Form:
     raise UserError(
         f"{wish.workspace} would have to be served as a plain directory ({reason}), and that form is not built yet. "
         "Name an empty directory with --workspace, on a machine that can mount with FUSE",

@@ -46,7 +46,7 @@ SIGNAL_BASE: Final = 128
 def run(loaded: LoadedSettings, wish: RunWish) -> int:
     """Run the command in its workspace; gives the exit code, or raises SpotwarpError before the command was started."""
     workspace = Path(os.path.realpath(wish.workspace))
-    refuse_nested(os.environ, workspace)
+    refuse_nested(os.environ, workspace, loaded.settings.state_dir)
     command = command_of(wish, workspace)
     check_before(command, wish, workspace)
     form, why = forms.choose(loaded, wish)

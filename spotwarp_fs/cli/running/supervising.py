@@ -87,7 +87,9 @@ class Supervising:
         """The command is to be started anew when it has ended."""
         self._looked = False
         self._restarts = 0
-        self._supervisor_codes: dict[int, int] = {}
+        self._serving: frozenset[int] = frozenset()
+        """Supervisor and daemon, which we adopt as everything below us."""
+        self._serving_codes: dict[int, int] = {}
         self._inside = self._bytes_inside()
         self._begin(again=False)
         self._first_start_s = self._started_s
@@ -98,7 +100,8 @@ class Supervising:
             signals, reports = self._bell.wait(self._pause_s())
             for number in signals:
                 self._on_signal(number)
-            self._supervisor_codes |= self._child.collect()
+            ended = self._child.collect()
+            self._serving_codes |= {pid: code for pid, code in ended.items() if pid in self._serving}
             for report in reports:
                 self._on_report(report)
             if self._child.stopped:
@@ -112,14 +115,14 @@ class Supervising:
         self._again, self._looked = False, False
         self._kill_at_s = self._given_up_s = None
         if not self._daemon_pid:
-            self._daemon_pid = serving(self._form)
-            self._greet()
-            self._watch()
+            self._meet(serving(self._form))
         self._child = self._start(again)
         self._started_s = self._sample_at_s = time.monotonic()
 
-    def _watch(self) -> None:
-        form, pid = self._form, self._daemon_pid
+    def _meet(self, pid: int) -> None:
+        """From now on this daemon serves."""
+        form, self._daemon_pid, self._serving = self._form, pid, self._form.processes()
+        self._greet()
         self._bell.in_background(lambda: wait_for_end(form, pid))
 
     def _pause_s(self) -> float:
@@ -192,9 +195,7 @@ class Supervising:
 
     def _on_return(self, pid: int) -> None:
         self._waiting_for_daemon = False
-        self._daemon_pid = pid
-        self._greet()
-        self._watch()
+        self._meet(pid)
         ended_well = self._child.code == 0
         if self._stop is None and self._form.files_die_with_daemon and not ended_well:
             self._again = True
@@ -204,7 +205,7 @@ class Supervising:
 
     def _on_loss(self, reason: str) -> None:
         self._waiting_for_daemon = False
-        if ExitCode.FENCED in self._supervisor_codes.values():
+        if ExitCode.FENCED in self._serving_codes.values():
             self._on_takeover("found out when the daemon was started again")
             return
         say(f"error: the workspace is not served any more: {reason}")
