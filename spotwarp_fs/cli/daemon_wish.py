@@ -53,3 +53,5 @@ class Ready:
     daemon_pid: int
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    resumed_from: int | None = None
+    """The state that was taken up; None for a new workspace."""

@@ -18,6 +18,7 @@ from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.mounted import Served
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.core.errors import ExitCode, Fenced, UserError
+from spotwarp_fs.core.provenance import NOTE, check_note
 from spotwarp_fs.core.status import Status
 from spotwarp_fs.engine.place import moved
 from spotwarp_fs.engine.readonly import Looking
@@ -54,6 +55,8 @@ class WriterDesk:
                 "snapshot.create": self._create_snapshot,
                 "snapshot.list": self._list_snapshots,
                 "snapshot.delete": self._delete_snapshot,
+                "note": self._note,
+                "wait-fenced": self._wait_fenced,
             },
             progress=self._progress,
             drain=self._drain,
@@ -84,6 +87,7 @@ class WriterDesk:
             daemon_pid=os.getpid(),
             left_out=session.claimed.left_out,
             notes=notes,
+            resumed_from=_served_number(session),
         )
 
     def _progress(self) -> dict[str, Any]:
@@ -146,8 +150,35 @@ class WriterDesk:
             nursery.cancel_scope.cancel()
         return result
 
+    async def _note(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Have every manifest from now on say what runs here (`core.provenance`)."""
+        try:
+            note = check_note(request["note"])
+        except (KeyError, ValueError, AttributeError) as error:
+            raise UserError(f"no note for manifests: {error}") from error
+        self._session.streamer.about |= {NOTE: note}
+        return {}
+
+    async def _wait_fenced(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer when another writer has the workspace.
+
+        Whoever asks learns of our death by the broken connection, and says whom it means: a successor answers at once.
+        """
+        if request.get("daemon_pid") == os.getpid():
+            await self._session.fenced.wait()
+        reason = self._session.workspace.fenced
+        return {"daemon_pid": os.getpid(), "fenced": reason is not None, "reason": str(reason or "")}
+
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return replace(_with_process(await self._reporter.status(), self._wish), form=self._wish.form).to_dict()
+
+
+def _served_number(session: Session) -> int | None:
+    """The state that was taken up: the head that was found, or the older one that is served instead (P-05)."""
+    resumed, head = session.claimed.resumed_from, session.streamer.head.manifest
+    if resumed is None:
+        return None
+    return int((head.takeover or {}).get("served", resumed.number))
 
 
 async def _raise_when_fenced(session: Session) -> None:

@@ -21,6 +21,7 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 COMMANDS: Final = {
+    "run": ("run", "Run a command in a workspace that survives this node."),
     "mount": ("mount", "Mount a workspace; a new one, or where it was left."),
     "umount": ("umount", "Publish what is left, then unmount."),
     "start": ("start", "Watch a plain directory and publish its changes, without FUSE."),

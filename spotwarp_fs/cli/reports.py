@@ -42,6 +42,8 @@ class MountReport:
     left_out: tuple[str, ...] = ()
     """What the served state lacks of the head, each with the command that fetches it."""
     notes: tuple[str, ...] = ()
+    resumed_from: int | None = None
+    """The state that was taken up; None for a new workspace, or one that was mounted already."""
 
 
 @dataclass(frozen=True, slots=True)

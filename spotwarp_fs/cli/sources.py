@@ -21,7 +21,10 @@ from spotwarp_fs.cli.settings import KEYS, LIST_KEYS, MAP_KEYS, SECRET_KEYS, Set
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import exact_duration, exact_size
 
-OTHER_VARIABLES: Final = frozenset({"SPOTWARP_CONFIG", "SPOTWARP_NO_FUSE", "SPOTWARP_SEED", "SPOTWARP_VENV"})
+INSIDE_RUN: Final = "SPOTWARP_RESUMED"
+"""Set for what `spotwarp run` starts."""
+TOLD_BY_RUN: Final = frozenset({INSIDE_RUN, "SPOTWARP_RESTORED_FROM", "SPOTWARP_CHECKPOINT_DIR"})
+OTHER_VARIABLES: Final = TOLD_BY_RUN | {"SPOTWARP_CONFIG", "SPOTWARP_NO_FUSE", "SPOTWARP_SEED", "SPOTWARP_VENV"}
 """Variables of ours that are not settings."""
 OTHER_PREFIXES: Final = ("SPOTWARP_TEST_", "SPOTWARP_RUN_", "SPOTWARP_INTERNAL_")
 CONFIG_BYTES_MAX: Final = 1 << 20
@@ -184,6 +187,9 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
         if key is None:
             near = difflib.get_close_matches(name, [*by_variable, *OTHER_VARIABLES], n=1)
             raise _bad(f"{name}: this variable is no setting{_did_you_mean(near)} Unset it, or correct its name.")
+        if key == "workspace" and INSIDE_RUN in environ and text.startswith("/"):
+            # Inside `spotwarp run` it tells the command the directory; no workspace is named so.
+            continue
         if text:
             found[key] = Given(_structured(key, text, name), Source("environment", name))
     return found

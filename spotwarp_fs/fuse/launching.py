@@ -128,8 +128,10 @@ def _gone(pid: int, deadline_s: float) -> bool:
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
+            # One that nobody has collected yet, as under a first process that waits for us, is gone too.
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
             return True
         select.select([], [], [], 0.05)
     return False

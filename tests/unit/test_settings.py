@@ -268,3 +268,12 @@ def test_loaded_settings_are_frozen() -> None:
     loaded: LoadedSettings = load_settings({}, {})
     with pytest.raises(ValueError, match="frozen"):
         loaded.settings.interval = 5
+
+
+def test_what_run_tells_its_command_is_no_setting() -> None:
+    told = {"SPOTWARP_WORKSPACE": "/w", "SPOTWARP_RESUMED": "0", "SPOTWARP_RESTORED_FROM": ""}
+    found = sources.read_environment({**told, "SPOTWARP_CHECKPOINT_DIR": "/w/checkpoints", "SPOTWARP_INTERVAL": "5s"})
+    assert list(found) == ["interval"]
+    assert list(sources.read_environment({**told, "SPOTWARP_WORKSPACE": "run7"})) == ["workspace"]
+    with pytest.raises(UserError, match="SPOTWARP_WORKSPACE"):
+        load_settings(environ={"SPOTWARP_WORKSPACE": "/w", "HOME": "/nowhere"})
