@@ -62,7 +62,11 @@ class WriterDesk:
             drain=self._drain,
             describe=self._describe,
             background=self._reporter.run,
+            complete=self._complete,
         )
+
+    def _complete(self) -> None:
+        self._session.streamer.all_complete = True
 
     async def _drain(self, timeout_s: float) -> Drained:
         return await self._session.drain(trio.current_time() + timeout_s)
@@ -208,6 +212,7 @@ class ReaderDesk:
             drain=self._drain,
             describe=self._describe,
             background=trio.sleep_forever,
+            complete=lambda: None,
         )
 
     async def _drain(self, timeout_s: float) -> Drained:

@@ -204,6 +204,8 @@ class Directed:
             if unseen_s is not None:
                 found["rpo_seconds"] = max(found["rpo_seconds"], trio.current_time() - unseen_s)
             told = asdict(self._scanner.figures)
+            # Nobody sees the writes: what had to be read is the nearest thing to them.
+            found["totals"]["bytes_written"] = self._scanner.figures.bytes_read
         if self._restorer is not None:
             told["laying_out"] = asdict(self._restorer.laying_out)
             told["filling"] = asdict(self._restorer.filler.progress())
@@ -212,6 +214,8 @@ class Directed:
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Publish, then end after the answer."""
         self._timeout_s = float(request.get("timeout_s", self._settings.drain_timeout))
+        if request.get("complete"):
+            self._served.complete()
         self._answered = trio.Event()
         self._ending.set()
         await self._ended.wait()

@@ -54,6 +54,8 @@ class Served:
     """Publishes everything within that many seconds."""
     describe: Callable[[], Ready]
     background: Callable[[], Awaitable[None]]
+    complete: Callable[[], None]
+    """Told when the program has ended well, and nothing that it closed is half done."""
 
 
 class Mounted:
@@ -125,6 +127,8 @@ class Mounted:
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Publish, unmount, publish what came in between; the daemon ends after the answer."""
         timeout_s = float(request.get("timeout_s", self._settings.drain_timeout))
+        if request.get("complete"):
+            self._served.complete()
         self._answered = trio.Event()
         try:
             await self._end(timeout_s, force=bool(request.get("force")))

@@ -38,11 +38,16 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     return wiring_mount.mount(loaded, wish, announce)
 
 
-def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress) -> UmountReport:
-    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
+def umount(
+    record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress, complete: bool = False
+) -> UmountReport:
+    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept.
+
+    *complete*: the program that wrote to it has ended well, so nothing that it closed is half done.
+    """
     from spotwarp_fs.cli import wiring_mount
 
-    return wiring_mount.umount(record, timeout_s=timeout_s, force=force, on_progress=on_progress)
+    return wiring_mount.umount(record, timeout_s=timeout_s, force=force, on_progress=on_progress, complete=complete)
 
 
 def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:

@@ -148,8 +148,13 @@ def _joined(record: MountRecord) -> Ready:
     )
 
 
-def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress) -> UmountReport:
-    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept."""
+def umount(
+    record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress, complete: bool = False
+) -> UmountReport:
+    """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept.
+
+    *complete*: the program that wrote to it has ended well, so nothing that it closed is half done.
+    """
     from spotwarp_fs.cli import client
     from spotwarp_fs.cli.reports import UmountReport
 
@@ -160,7 +165,7 @@ def umount(record: MountRecord, *, timeout_s: float, force: bool, on_progress: P
         left = () if saved else (f"the daemon had died; what it had not published is in {record.cache_dir}",)
         return UmountReport(record.mountpoint, record.workspace, None, saved=saved, left=left)
     silence_s = max(client.SILENCE_MAX_S, timeout_s + 5.0)
-    wish = {"timeout_s": timeout_s, "force": force}
+    wish = {"timeout_s": timeout_s, "force": force, "complete": complete}
     done = client.call(record, "drain", wish, on_progress=on_progress, silence_max_s=silence_s)
     _wait_for_end(record)
     return UmountReport(

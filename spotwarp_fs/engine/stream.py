@@ -100,6 +100,8 @@ class Streamer:
         self.cutting_since_s: float | None = None
         """Age of the oldest change in the cut that is being published (for the RPO)."""
         self.last_published_s: float | None = None
+        self.all_complete = False
+        """The program that wrote all this has ended well: what it has closed is whole."""
         self.abandoned_cuts = 0
         self.only_when_asked = False
         """Cut at barriers only: a tool that replaces a tree must not publish half of it."""
@@ -122,7 +124,8 @@ class Streamer:
         """Return the manifest that has everything acknowledged before this call; raises Fenced when there is none."""
         if self._ws.fenced is not None:
             raise self._ws.fenced
-        if self._ws.oldest_unpublished_s is None and self.cutting_since_s is None and self.head.manifest.barrier:
+        unchanged = self._ws.oldest_unpublished_s is None and self.cutting_since_s is None
+        if unchanged and self.head.manifest.barrier and not (self.all_complete and self.head.manifest.in_flight):
             return self.head.manifest.number
         barrier = Barrier()
         self._barriers.append(barrier)
@@ -323,7 +326,9 @@ class Streamer:
         listed = self.head.manifest.in_flight
         found = inflight.candidates(view, (key for _, key in rows), ws.policies, listed)
         max_age_ns = int(ws.settings.atomic_max_age_s * 1e9)
-        judged = inflight.in_flight(view, ws.policies, cut.wall_ns, found, max_age_ns)
+        # What only waits for time to tell that nothing follows has waited long enough then.
+        now_ns = cut.wall_ns + (max_age_ns if self.all_complete else 0)
+        judged = inflight.in_flight(view, ws.policies, now_ns, found, max_age_ns)
         self._settle_marks(judged.settled)
         now_s = trio.current_time()
         due_ns = judged.due_ns

@@ -37,14 +37,14 @@ class Ended:
     problem: SpotwarpError | None = None
 
 
-def publish_rest(form: Form, bell: Bell, *, deadline_s: float, notice_s: float) -> Ended:
+def publish_rest(form: Form, bell: Bell, *, deadline_s: float, notice_s: float, complete: bool) -> Ended:
     """Publish and stop serving until *deadline_s* (monotonic). A request to stop leaves *notice_s*, a second 5 s."""
     shown: dict[str, Any] = {}
 
     def close() -> Ended:
         try:
             left_s = max(TIME_MIN_S, deadline_s - time.monotonic())
-            return Ended(form.close(timeout_s=left_s, on_progress=shown.update))
+            return Ended(form.close(timeout_s=left_s, on_progress=shown.update, complete=complete))
         except SpotwarpError as error:
             return Ended(None, error)
 

@@ -53,23 +53,27 @@ class Form(Protocol):
     def processes(self) -> frozenset[int]:
         """The processes that serve it, which are no part of the command even where they descend from us."""
 
-    def close(self, *, timeout_s: float, on_progress: Progress) -> UmountReport:
-        """Publish what is left and stop serving; programs that still use the workspace are no hindrance."""
+    def close(self, *, timeout_s: float, on_progress: Progress, complete: bool = False) -> UmountReport:
+        """Publish what is left and stop serving; programs that still use the workspace are no hindrance.
+
+        *complete*: the command has ended well, so nothing that it closed is half done.
+        """
 
 
 def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
     """Return the form for this machine and directory, and why it is this one; or raise UserError."""
+    from spotwarp_fs.cli.running.directory_form import DirectoryForm
     from spotwarp_fs.cli.running.fuse_form import FuseForm
 
     mode = loaded.settings.mode
     if mode == "directory":
-        return _directory_form(loaded, wish, "asked for by --mode"), "asked for by --mode"
+        return DirectoryForm(loaded, wish), "asked for by --mode"
     if mode == "fuse":
         reason = "asked for by --mode"
     else:
         against = _against_fuse(loaded, wish.workspace)
         if against is not None:
-            return _directory_form(loaded, wish, against), against
+            return DirectoryForm(loaded, wish), against
         reason = "a trial mount worked, and the directory is empty"
     if wish.local_files == "adopt":
         raise UserError(
@@ -99,11 +103,3 @@ def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:
     except UserError as error:
         return str(error)
     return None
-
-
-def _directory_form(loaded: LoadedSettings, wish: RunWish, reason: str) -> Form:
-    raise UserError(
-        f"{wish.workspace} would have to be served as a plain directory ({reason}), and that form is not built yet. "
-        "Name an empty directory with --workspace, on a machine that can mount with FUSE",
-        ExitCode.NO_FUSE,
-    )

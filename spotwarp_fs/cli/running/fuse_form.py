@@ -37,8 +37,9 @@ class FuseForm(DaemonForm):
         self.record()
         return made[0]
 
-    def close(self, *, timeout_s: float, on_progress: Progress) -> UmountReport:
+    def close(self, *, timeout_s: float, on_progress: Progress, complete: bool = False) -> UmountReport:
         """Drain and unmount; programs that keep files open meet a dead mount."""
         from spotwarp_fs.cli import wiring
 
-        return wiring.umount(self.record(), timeout_s=timeout_s, force=True, on_progress=on_progress)
+        record = self.record()
+        return wiring.umount(record, timeout_s=timeout_s, force=True, on_progress=on_progress, complete=complete)

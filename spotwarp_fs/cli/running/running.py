@@ -116,7 +116,11 @@ def _with_workspace(loaded: LoadedSettings, wish: RunWish, form: Form, command: 
             form, bell, start, lambda: note(form, about), outside, notice_s=settings.notice_timeout
         ).run()
         deadline_s = outcome.deadline_s or time.monotonic() + settings.drain_timeout
-        ended = publish_rest(form, bell, deadline_s=deadline_s, notice_s=settings.notice_timeout)
+        # One that was stopped, or failed, may have left half a checkpoint with every file closed.
+        complete = outcome.code == 0 and outcome.deadline_s is None
+        ended = publish_rest(
+            form, bell, deadline_s=deadline_s, notice_s=settings.notice_timeout, complete=complete
+        )  # fmt: skip
         return exit_code(outcome.code, ended, fenced=outcome.fenced)
 
 
