@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,20 +18,25 @@ from tests.support.running import runs as runs
 pytestmark = needs_fuse
 
 
+FORMS = ["fuse", "directory"]
+
+
 @pytest.mark.promise("P-05")
-def test_the_same_line_on_the_next_node_ends_with_the_same_bits(runs: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_line_on_the_next_node_ends_with_the_same_bits(runs: Runs, tmp_path: Path, form: str) -> None:
     undisturbed = workspace(tmp_path / "undisturbed")
     expected = train(undisturbed)
 
     first, second = runs.node(), runs.node()
     text = str(undisturbed / "data" / "corpus.txt")
     line = ("sh", "-c", f'mkdir -p "$SPOTWARP_WORKSPACE/data" && cp -n {text} "$SPOTWARP_WORKSPACE/data/" && exec "$@"')
-    run = runs.start(first, *line, "sh", *command(first.root)).until(f"saved {SAVE_EVERY} ")
+    mode = ("--mode", form)
+    run = runs.start(first, *line, "sh", *command(first.root), flags=mode).until(f"saved {SAVE_EVERY} ")
     first.call("sync")
     run.until(f"step {2 * SAVE_EVERY} ")
     run.lose()
 
-    again = runs.start(second, *line, "sh", *command(second.root), flags=("--takeover",))
+    again = runs.start(second, *line, "sh", *command(second.root), flags=("--takeover", *mode))
     assert again.ended() == 0, again.story()
     assert any(f"resumed {number}" in again.output for number in (SAVE_EVERY, 2 * SAVE_EVERY)), again.story()
     assert again.output.splitlines()[-1] == expected[-1]
@@ -36,3 +45,45 @@ def test_the_same_line_on_the_next_node_ends_with_the_same_bits(runs: Runs, tmp_
     done = second.run("cp", "-r", "--store", second.store, f"work:checkpoint-{STEPS}", str(copied))
     assert done.returncode == 0, done.stderr
     assert final_files(copied) == final_files(undisturbed)
+
+
+LIVES = int(os.environ.get("SPOTWARP_LIVES", "50"))
+LONG = 3000
+"""Steps of a run that is killed so often."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.promise("P-05")
+@pytest.mark.promise("P-11")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_that_loses_its_node_at_random_times_ends_with_the_same_bits(
+    runs: Runs, tmp_path: Path, form: str
+) -> None:
+    rng = random.Random(len(form))
+    undisturbed = workspace(tmp_path / "undisturbed")
+    text = str(undisturbed / "data" / "corpus.txt")
+    long = [word if word != str(STEPS) else str(LONG) for word in command(undisturbed)]
+    expected = subprocess.run(long, capture_output=True, text=True, timeout=600, check=True).stdout.splitlines()
+    line = ("sh", "-c", f'mkdir -p "$SPOTWARP_WORKSPACE/data" && cp -n {text} "$SPOTWARP_WORKSPACE/data/" && exec "$@"')
+    resumed = []
+    for life in range(LIVES + 1):
+        node = runs.node()
+        there = [word.replace(str(undisturbed), str(node.root)) for word in long]
+        run = runs.start(node, *line, "sh", *there, flags=("--takeover", "--mode", form))
+        if life < LIVES:
+            run.until("step ")
+            time.sleep(rng.random() * 3)
+            if run.process.poll() is None:
+                run.lose()
+                node.lose()
+                continue
+        assert run.ended() == 0, run.story()
+        resumed.append(run.output.splitlines()[0])
+        break
+    assert run.output.splitlines()[-1] == expected[-1]
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    assert node.run("cp", "-r", "--store", node.store, f"work:checkpoint-{LONG}", str(copied)).returncode == 0
+    last = {path.name: path.read_bytes() for path in (undisturbed / f"checkpoint-{LONG}").iterdir()}
+    assert {path.name: path.read_bytes() for path in (copied / f"checkpoint-{LONG}").iterdir()} == last
