@@ -104,9 +104,6 @@ class _Walker:
                 status = os.fstat(descriptor)
             finally:
                 os.close(descriptor)
-            if status.st_dev != self._device:
-                self._others.append(path)
-                continue
             self._begin(path, entry, status)
             self._drain()
 
@@ -279,6 +276,11 @@ class _Walker:
             finally:
                 os.close(at)
             at = step
+            if os.fstat(at).st_dev != self._device:
+                os.close(at)
+                if so_far not in self._others:
+                    self._others.append(so_far)
+                return None, None
         return None, at
 
 
