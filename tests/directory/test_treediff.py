@@ -161,6 +161,34 @@ def test_a_file_saved_over_one_of_several_names_is_a_file_of_its_own(root: Path)
     assert differences(follower) == []
 
 
+def test_names_that_were_taken_for_two_files_become_one(root: Path) -> None:
+    """The link was made in a directory that nobody looked at until both had been read, each for itself."""
+    write(root / "one")
+    os.link(root / "one", root / "two")
+    follower = following(root)
+    entry = follower.known.get(b"one")
+    assert entry is not None
+    assert entry.witness is not None
+    follower.known.remove(b"two")
+    follower.known.put(b"two", Inode(99), entry.witness.with_seen(Seen.NOTHING))
+    assert follower.look().links == [Link(b"one", b"two")]
+    assert differences(follower) == []
+
+
+def test_of_a_file_that_moved_during_the_walk_the_later_look_counts(root: Path) -> None:
+    """It was seen at a new place, and then at its old one again."""
+    write(root / "home")
+    follower = following(root)
+    entry = follower.known.get(b"home")
+    assert entry is not None
+    assert entry.witness is not None
+    status = Status(replace(entry.witness, ctime_ns=entry.witness.ctime_ns + 1))
+    decided = plan(Walked([Found(b"away", status), Found(b"home", status)]), follower.known, {}, 2)
+    assert (decided.renames, decided.appeared, paths(decided.changed)) == ([], [], [b"home"])
+    decided = plan(Walked([Found(b"home", status), Found(b"away", status)]), follower.known, {}, 2)
+    assert (decided.renames, decided.appeared) == ([(b"home", b"away")], [])
+
+
 def test_a_placeholder_that_moves_is_never_new(root: Path) -> None:
     """What is new is read, and a placeholder reads as zeros."""
     write(root / "d" / "model.pt", "0" * 100)
