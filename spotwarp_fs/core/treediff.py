@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+from spotwarp_fs.core.treeplan import Link, Places, Plan
 from spotwarp_fs.core.walked import (
     Found,
     Known,
@@ -33,61 +33,11 @@ from spotwarp_fs.core.walked import (
 from spotwarp_fs.core.witness import StatResult
 
 PASSES_MAX: Final = 8
-"""Directories that wait for one another to move away: longer chains are taken apart and moved file by file."""
+"""Things that wait for one another to move away: longer chains are taken apart."""
+EVIDENCE_LOOKS_MAX: Final = 10_000
+"""So many things in a directory are looked at to find one that shows that it is the same directory."""
 PARKING: Final = b".spotwarp-moving"
 """Where a file is between two steps when it is in the way of another one, with a number behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rename:
-    """*source*, with all below it, gets the path *target*; a file that is known there is replaced."""
-
-    source: bytes
-    target: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """*target* becomes one more name of the file at *source*; a file that is known there is replaced."""
-
-    source: bytes
-    target: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Forget *path*, with all below it: confirmed, and something of another type has its name."""
-
-    path: bytes
-
-
-@dataclass(slots=True)
-class Plan:
-    """What to do, in this order: steps, appeared, links, changed; removals when all that was read."""
-
-    steps: list[Found | Rename | Clear] = field(default_factory=list)
-    """A Found is a directory that is new. Each is possible after those before it; all belong into one transaction."""
-    appeared: list[Found] = field(default_factory=list)
-    """Not directories; a new inode of the workspace, which replaces the file that is known there, if any."""
-    links: list[Link] = field(default_factory=list)
-    changed: list[Found] = field(default_factory=list)
-    """Known there, after the steps, and not `clean`: attributes, content or both. Directories too."""
-    removals: list[bytes] = field(default_factory=list)
-    """Missing for good; paths after the steps, topmost only."""
-    pending: dict[bytes, int] = field(default_factory=dict)
-    """Missing, and kept: path after the steps → number of the walk that missed it first."""
-    withheld: list[bytes] = field(default_factory=list)
-    """Found, and ignored until what is known there is confirmed to be gone."""
-
-    @property
-    def renames(self) -> list[tuple[bytes, bytes]]:
-        """The renames among the steps."""
-        return [(step.source, step.target) for step in self.steps if isinstance(step, Rename)]
-
-    @property
-    def needs_complete_walk(self) -> bool:
-        """Tell whether only a complete walk can settle what is left."""
-        return bool(self.pending or self.withheld)
 
 
 def plan(walked: Walked, known: Known, pending: Mapping[bytes, int], number: int) -> Plan:
@@ -103,66 +53,24 @@ def plan(walked: Walked, known: Known, pending: Mapping[bytes, int], number: int
 
 
 class _Planner:
-    """The known tree as it will be after the steps so far."""
+    """One walk being decided about."""
 
     def __init__(self, walked: Walked, known: Known, pending: Mapping[bytes, int], number: int) -> None:
-        self.plan = Plan()
+        self._places = Places(known)
+        self.plan = Plan(self._places.steps)
         self._walked = walked
         self._known = known
         self._pending = pending
         self._number = number
-        root = known.get(b"")
-        assert root is not None, "a known tree has a root"
-        self._root = root
         self._found = _without_stale(walked.found)
         self._by_identity: dict[tuple[int, int], list[Found]] = {}
         for found in self._found.values():
             self._by_identity.setdefault(_identity(found.status), []).append(found)
         self._vanished = set(walked.vanished)
         self._unseen = {path for path, _ in walked.unreadable} | set(walked.other_filesystems)
-        self._placed: dict[bytes, KnownEntry | None] = {}
-        """What is at a path where something else was known, or nothing; None: it is new."""
-        self._new_directories: set[bytes] = set()
-        self._moved: dict[KnownEntry, bytes] = {}
-        self._gone: set[KnownEntry] = set()
-        self._settled: set[KnownEntry] = set()
-        """Known things that are found to be where the tree has them now."""
         self._twins: dict[tuple[int, int], tuple[bytes, int | None]] = {}
         """Files with several names: where the first of them is, and its inode in the workspace (None: new)."""
         self._parked = 0
-
-    # Where things are, after the steps so far.
-
-    def _at(self, path: bytes) -> KnownEntry | None:
-        names = []
-        here = path
-        while here and here not in self._placed:
-            here, _, name = here.rpartition(b"/")
-            names.append(name)
-        entry = self._placed.get(here, self._root)
-        for name in reversed(names):
-            entry = entry.children.get(name) if entry is not None and entry.children is not None else None
-            if entry is None or entry in self._gone or entry in self._moved:
-                return None
-        return entry
-
-    def _now(self, entry: KnownEntry) -> bytes:
-        names = []
-        at: KnownEntry | None = entry
-        while at is not None and at not in self._moved:
-            names.append(at.name)
-            at = at.parent
-        if at is None:
-            names.pop()  # the root's
-            return b"/".join(reversed(names))
-        return b"/".join([self._moved[at], *reversed(names)])
-
-    def _has_place(self, path: bytes) -> bool:
-        above = path.rpartition(b"/")[0]
-        if above in self._new_directories:
-            return True
-        entry = self._at(above)
-        return entry is not None and entry.children is not None
 
     def _is_elsewhere(self, entry: KnownEntry) -> bool:
         """Tell whether a file or directory that is not at its path has been found at another one."""
@@ -170,48 +78,39 @@ class _Planner:
         if witness is None:
             return False
         for found in self._by_identity.get((witness.dev, witness.ino), ()):
-            there = self._at(found.path)
+            there = self._places.at(found.path)
             arrived = there is None or there.witness is None or not there.witness.same_file(found.status)
             if arrived and self._is_believed(entry, found):
                 return True
         return False
 
     def _is_believed(self, entry: KnownEntry, found: Found) -> bool:
-        if entry.children is None or not stat.S_ISDIR(found.status.st_mode):
-            return _unaltered(entry, found.status)
+        """Tell whether *found* is what *entry* was; of a directory, also by something that it still holds."""
         if _unaltered(entry, found.status):
             return True
-        for name, child in entry.children.items():
-            below = self._found.get(join(found.path, name))
-            if below is not None and _unaltered(child, below.status):
-                return True
+        pending = [(entry, found)]
+        looks = 0
+        while pending and looks < EVIDENCE_LOOKS_MAX:
+            above, at = pending.pop()
+            for name, child in (above.children or {}).items():
+                looks += 1
+                below = self._found.get(join(at.path, name))
+                if below is not None and child.witness is not None and child.witness.same_file(below.status):
+                    if _unaltered(child, below.status):
+                        return True
+                    pending.append((child, below))
         return False
 
     # Steps.
 
     def _rename(self, entry: KnownEntry, found: Found) -> None:
-        replaced = self._at(found.path)
-        self._move(entry, found.path)
-        if replaced is not None:
-            self._gone.add(replaced)
+        self._places.move(entry, found.path)
         self._keep(entry, found)
 
-    def _move(self, entry: KnownEntry, target: bytes) -> None:
-        source = self._now(entry)
-        self.plan.steps.append(Rename(source, target))
-        if self._placed.get(source) is entry:
-            self._placed[source] = None
-        self._moved[entry] = target
-        self._placed[target] = entry
-
     def _keep(self, entry: KnownEntry, found: Found) -> None:
-        self._settled.add(entry)
+        self._places.settled.add(entry)
         if not is_clean(entry.witness, found.status):
             self.plan.changed.append(found)
-
-    def _clear(self, entry: KnownEntry, path: bytes) -> None:
-        self.plan.steps.append(Clear(path))
-        self._gone.add(entry)
 
     def _may_clear(self, entry: KnownEntry) -> bool:
         return self._walked.complete and self._first_missed(entry) < self._number and not self._is_elsewhere(entry)
@@ -232,9 +131,9 @@ class _Planner:
     def _directory(self, found: Found, *, may_wait: bool) -> bool:
         """Settle one directory; False: what is in its way may still move."""
         path = found.path
-        if path and not self._has_place(path):
+        if path and not self._places.has_directory(path):
             return not may_wait
-        here = self._at(path)
+        here = self._places.at(path)
         if here is not None and here.children is None:
             if self._is_elsewhere(here):
                 self._park(here)
@@ -242,16 +141,14 @@ class _Planner:
                 self.plan.withheld.append(path)
                 return True
             else:
-                self._clear(here, path)
+                self._places.clear(here, path)
             here = None
         if here is None:
             source = self._source_of_directory(found)
             if source is not None:
                 self._rename(source, found)
             else:
-                self.plan.steps.append(found)
-                self._placed[path] = None
-                self._new_directories.add(path)
+                self._places.make_directory(found)
             return True
         same = here.witness is None or here.witness.same_file(found.status)
         if may_wait and path and not same and self._is_elsewhere(here):
@@ -265,21 +162,12 @@ class _Planner:
             if (
                 entry.children is not None
                 and entry.parent is not None
-                and not self._is_used(entry)
-                and not is_at_or_below(found.path, self._now(entry))
+                and not self._places.is_used(entry)
+                and not is_at_or_below(found.path, self._places.now(entry))
                 and self._is_believed(entry, found)
             ):
                 return entry
         return None
-
-    def _is_used(self, entry: KnownEntry) -> bool:
-        """Tell whether *entry* has its place, or is gone, or is in something that is gone."""
-        if entry in self._settled:
-            return True
-        at: KnownEntry | None = entry
-        while at is not None and at not in self._gone:
-            at = at.parent if at not in self._moved else None
-        return at is not None
 
     # Files, and everything else that is not a directory.
 
@@ -287,25 +175,33 @@ class _Planner:
         """Settle everything else that was found."""
         waiting, blocked = [], []
         for found in self._found.values():
-            if stat.S_ISDIR(found.status.st_mode) or not self._has_place(found.path):
+            if stat.S_ISDIR(found.status.st_mode) or not self._places.has_directory(found.path):
                 continue
-            here = self._at(found.path)
+            here = self._places.at(found.path)
             if here is not None and (here.children is not None or not same_type(here.witness, found.status)):
                 blocked.append(found)
             elif here is not None and (here.witness is None or here.witness.same_file(found.status)):
                 self._in_place(here, found)
             else:
                 waiting.append(found)
-        while waiting:
-            before = len(waiting)
-            waiting = [found for found in waiting if not self._file(found)]
-            if len(waiting) == before:
-                # A circle of renames.
-                here = self._at(waiting[0].path)
-                assert here is not None, "only what is known there makes a file wait"
-                self._park(here)
+        self._waiting(waiting)
         for found in blocked:
             self._blocked(found)
+
+    def _waiting(self, waiting: list[Found]) -> None:
+        """Settle what is not at its known place, one after the other as the places become free."""
+        for _ in range(PASSES_MAX):
+            before = len(waiting)
+            waiting = [found for found in waiting if not self._file(found)]
+            if len(waiting) in (0, before):
+                break
+        for found in waiting:
+            # Circles of renames, and long chains: everything in the way goes aside first.
+            here = self._places.at(found.path)
+            if here is not None:
+                self._park(here)
+        for found in waiting:
+            self._file(found)
 
     def _in_place(self, here: KnownEntry, found: Found) -> None:
         twin = self._twin(found) if found.status.st_nlink > 1 else None
@@ -319,33 +215,30 @@ class _Planner:
         identity = _identity(found.status)
         twin = self._twins.get(identity)
         if twin is None:
-            here = self._at(found.path)
+            here = self._places.at(found.path)
             for entry in self._known.entries_by_identity(*identity):
                 if entry is not here and _unaltered(entry, found.status) and self._is_still_there(entry):
-                    twin = self._twins[identity] = (self._now(entry), entry.ino)
+                    twin = self._twins[identity] = (self._places.now(entry), entry.ino)
                     break
         if twin is None:
-            here = self._at(found.path)
+            here = self._places.at(found.path)
             same = here is not None and (here.witness is None or here.witness.same_file(found.status))
             self._twins[identity] = (found.path, here.ino if here is not None and same else None)
         return twin
 
     def _is_still_there(self, entry: KnownEntry) -> bool:
-        if entry in self._settled:
+        if entry in self._places.settled:
             return True
         path = path_of(entry)
-        return path not in self._found and not self._is_below(path, self._vanished) and not self._is_used(entry)
+        return path not in self._found and not self._is_below(path, self._vanished) and not self._places.is_used(entry)
 
     def _link(self, source: bytes, found: Found) -> None:
-        replaced = self._at(found.path)
-        if replaced is not None:
-            self._gone.add(replaced)
-        self._placed[found.path] = None
+        self._places.make_file(found.path)
         self.plan.links.append(Link(source, found.path))
 
     def _file(self, found: Found) -> bool:
         """Settle a file that is not the one known there; False: that one has to move first."""
-        here = self._at(found.path)
+        here = self._places.at(found.path)
         if here is not None and self._is_elsewhere(here):
             return False
         source = self._source_of_file(found)
@@ -361,9 +254,7 @@ class _Planner:
         elif here is not None and len(self._known.entries_by_inode(here.ino)) == 1:
             self._keep(here, found)
         else:
-            if here is not None:
-                self._gone.add(here)
-            self._placed[found.path] = None
+            self._places.make_file(found.path)
             self.plan.appeared.append(found)
         return True
 
@@ -372,7 +263,7 @@ class _Planner:
         for entry in self._known.entries_by_identity(*_identity(found.status)):
             if (
                 entry.children is None
-                and not self._is_used(entry)
+                and not self._places.is_used(entry)
                 and _unaltered(entry, found.status)
                 and (found.status.st_nlink == 1 or not self._is_still_there(entry))
             ):
@@ -386,19 +277,19 @@ class _Planner:
         """
         while self._known.get(PARKING + b"%d" % self._parked) is not None:
             self._parked += 1
-        self._move(entry, PARKING + b"%d" % self._parked)
+        self._places.move(entry, PARKING + b"%d" % self._parked)
         self._parked += 1
 
     def _blocked(self, found: Found) -> None:
         """Settle a file that has the name of a thing of another type."""
-        here = self._at(found.path)
+        here = self._places.at(found.path)
         if here is not None:
             if not self._may_clear(here):
                 self.plan.withheld.append(found.path)
                 return
             for entry in self._held_back(here):
                 self._park(entry)
-            self._clear(here, found.path)
+            self._places.clear(here, found.path)
         self._file(found)
 
     def _held_back(self, entry: KnownEntry) -> list[KnownEntry]:
@@ -406,12 +297,12 @@ class _Planner:
         waiting = {
             _identity(found.status): found
             for found in self._found.values()
-            if found.path not in self._placed and not self._is_placed(found)
+            if not self._places.is_new(found.path) and not self._is_placed(found)
         }
         held, pending = [], [entry] if waiting else []
         while pending:
             entry = pending.pop()
-            if self._is_used(entry) or entry in self._moved:
+            if self._places.is_used(entry) or entry in self._places.moved:
                 continue
             witness = entry.witness
             if entry.children is not None:
@@ -423,8 +314,8 @@ class _Planner:
         return held
 
     def _is_placed(self, found: Found) -> bool:
-        entry = self._at(found.path)
-        return entry is not None and entry in self._settled
+        entry = self._places.at(found.path)
+        return entry is not None and entry in self._places.settled
 
     # What is missing.
 
@@ -436,19 +327,19 @@ class _Planner:
             self._miss(entry, self._first_missed(entry), removals)
         for path, first in self._pending.items():
             kept = self._known.get(path)
-            if kept is None or kept in missing or self._is_used(kept) or kept in self._moved:
+            if kept is None or kept in missing or self._places.is_used(kept) or kept in self._places.moved:
                 continue
             if any(above in missing for above in _above(kept)):
                 self._miss(kept, first, removals)
             elif not self._was_looked_for(path):
-                self.plan.pending[self._now(kept)] = first
+                self.plan.pending[self._places.now(kept)] = first
         self.plan.removals = sorted(path for path in removals if not self._is_below(path, removals - {path}))
 
     def _miss(self, entry: KnownEntry, first: int, removals: set[bytes]) -> None:
         if self._walked.complete and first < self._number and not self._held_back(entry):
-            removals.add(self._now(entry))
+            removals.add(self._places.now(entry))
         else:
-            self.plan.pending[self._now(entry)] = first
+            self.plan.pending[self._places.now(entry)] = first
 
     def _missing_entries(self) -> set[KnownEntry]:
         """Topmost only. What lies below a directory that is new here, or another one, was all reported as found."""
@@ -456,10 +347,10 @@ class _Planner:
         pending = [entry for path in self._walked.vanished if (entry := self._known.get(path)) is not None]
         while pending:
             entry = pending.pop()
-            if entry in self._gone:
+            if entry in self._places.gone:
                 continue
-            if entry not in self._settled:
-                if not self._is_below(self._now(entry), self._unseen):
+            if entry not in self._places.settled:
+                if not self._is_below(self._places.now(entry), self._unseen):
                     missing.add(entry)
             elif entry.children is not None:
                 pending.extend(entry.children.values())

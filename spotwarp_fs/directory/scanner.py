@@ -190,7 +190,7 @@ class Scanner:
             if walked.complete:
                 self.figures.whole_walks += 1
                 self._last_whole_s = now_s
-            plan = treediff.plan(walked, self._known, self._pending, number)
+            plan = await self._ws.workers.run(Work.DISK, treediff.plan, walked, self._known, self._pending, number)
             self._pending = dict(plan.pending)
             self._needs_whole = plan.needs_complete_walk
         self.figures.last_walk_s = trio.current_time() - now_s

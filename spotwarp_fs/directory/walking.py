@@ -6,8 +6,8 @@ mount points, scratch and `.spotwarp` are not entered; what could not be looked 
 A name that moves within a directory while that is being listed can show up under neither name, so a directory in which
 anything is missing is listed again. Between two directories that cannot be helped: see `core/treediff.py`.
 
-Cost (measured): 100,000 unchanged files in 1,000 directories, warm, on tmpfs and ext4: 0.35 to 0.45 CPU-seconds, of
-which the kernel's `stat` and directory calls are two thirds. It takes the interpreter's lock for itself, more or less.
+Cost (measured, 100,000 unchanged files in 1,000 directories, warm, CPU-seconds): 0.31 on tmpfs, 0.33 on ext4, and up to
+0.6 when every core is busy with other work; a loop of nothing but `listdir` and `stat` takes nine tenths of that.
 """
 
 from __future__ import annotations
@@ -104,9 +104,6 @@ class _Walker:
                 status = os.fstat(descriptor)
             finally:
                 os.close(descriptor)
-            if status.st_dev != self._device:
-                self._others.append(path)
-                continue
             self._begin(path, entry, status)
             self._drain()
 
@@ -279,6 +276,11 @@ class _Walker:
             finally:
                 os.close(at)
             at = step
+            if os.fstat(at).st_dev != self._device:
+                os.close(at)
+                if so_far not in self._others:
+                    self._others.append(so_far)
+                return None, None
         return None, at
 
 

@@ -39,6 +39,7 @@ events = st.one_of(
     operations,
     operations,
     st.tuples(st.sampled_from(["walk", "hints"])),
+    st.tuples(st.just("some hints"), st.integers(0, 15)),
     st.tuples(st.just("busy walk"), st.lists(st.tuples(st.integers(1, 8), operations), max_size=4)),
 )
 
@@ -115,6 +116,15 @@ class World:
         lost = stays - self.follower.contents()
         assert not lost, lost
 
+    def walk_partly(self, choice: int) -> None:
+        """The watcher was late: only some of the directories in which something happened are looked at."""
+        chosen = [path for number, path in enumerate(sorted(self.touched)) if choice >> number % 4 & 1]
+        stays = self.follower.contents() & self.contents()
+        before = {content: self.follower.names_of(content) for content in stays}
+        self.touched.difference_update(chosen)
+        self.follower.look(chosen)
+        self._check(before)
+
     def walk_busily(self, meanwhile: list[tuple[int, tuple[str, ...]]]) -> None:
         """Operations happen between the walk's listings and looks."""
         moments = count(1)
@@ -140,8 +150,12 @@ class World:
 
         with mock.patch.object(walking, "_names", names):
             walked = walk(self.root, self.follower.known, skip=skip)
-        lost = stays & self.contents() - self.follower.take_and_tell(walked)
-        # Only what had its name taken by another file, and went where the walk had been already, may wait.
+        self.follower.take(walked)
+        self._check(before)
+
+    def _check(self, before: dict[bytes, set[bytes]]) -> None:
+        """Only what had its name taken by another file, and went where nobody looked any more, may wait."""
+        lost = before.keys() & self.contents() - self.follower.contents()
         untold = {content for content in lost if not self._was_replaced(before[content])}
         assert not untold, untold
 
@@ -164,6 +178,8 @@ def test_the_tree_follows(program: list[tuple[object, ...]]) -> None:
                     world.walk_quietly(None)
                 case "hints":
                     world.walk_quietly(sorted(world.touched))
+                case "some hints":
+                    world.walk_partly(int(str(arguments[0])))
                 case "busy walk":
                     world.walk_busily(arguments[0])  # type: ignore[arg-type]
                 case _:

@@ -18,6 +18,7 @@ from spotwarp_fs.directory import walking
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.opening import OPEN_PATH_BYTES
 from spotwarp_fs.directory.walking import walk
+from spotwarp_fs.fuse import syscalls
 from tests.support.privileges import as_nobody
 
 
@@ -93,12 +94,12 @@ def test_what_is_not_settled_is_found_again(root: Path) -> None:
     assert sorted(paths(look(root, known))) == [b"filled", b"no witness", b"unread"]
 
 
-@pytest.mark.parametrize("before", ["file", "directory", "symlink"])
-@pytest.mark.parametrize("after", ["file", "directory", "symlink", "nothing", "the same kind"])
-def test_a_thing_of_another_kind_has_vanished_and_is_new(root: Path, before: str, after: str) -> None:
-    if after == before:
-        pytest.skip("that is 'the same kind'")
+KINDS = ["file", "directory", "symlink"]
+CHANGES = [(one, other) for one in KINDS for other in [*KINDS, "nothing", "the same kind"] if one != other]
 
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_a_thing_of_another_kind_has_vanished_and_is_new(root: Path, before: str, after: str) -> None:
     def make(kind: str) -> None:
         thing = root / "thing"
         if kind == "file":
@@ -180,6 +181,33 @@ def test_a_directory_that_may_not_be_read_keeps_what_was_known_in_it(root: Path)
         (root / "closed").chmod(0o755)
     assert walked.vanished == []
     assert sorted(walked.unreadable) == [(b"closed/file", "Permission denied"), (b"closed/inner", "Permission denied")]
+
+
+def test_a_mount_point_inside_is_not_entered_and_keeps_what_was_known(root: Path) -> None:
+    for name in ("known", "new"):
+        (root / name / "inner").mkdir(parents=True)
+    (root / "new").rename(root.parent / "aside")
+    known = learn(root)
+    (root.parent / "aside").rename(root / "new")
+    mounted = []
+    try:
+        for name in ("known", "new"):
+            try:
+                syscalls.mount("tmpfs", os.fspath(root / name), "tmpfs")
+            except PermissionError:
+                pytest.skip("may not mount")
+            mounted.append(name)
+            (root / name / "foreign").write_text("")
+        walked = look(root, known)
+        asked = look(root, known, [b"known", b"known/inner"])
+    finally:
+        for name in mounted:
+            syscalls.unmount(os.fspath(root / name))
+    assert sorted(walked.other_filesystems) == [b"known", b"new"]
+    assert (walked.vanished, walked.complete) == ([], True)
+    assert paths(walked) == [b"", b"new"]
+    assert (asked.vanished, paths(asked)) == ([], [])
+    assert b"known" in asked.other_filesystems
 
 
 def test_what_comes_and_goes_during_the_walk(root: Path) -> None:

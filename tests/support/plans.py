@@ -6,7 +6,8 @@ import os
 import stat
 from dataclasses import dataclass, field
 
-from spotwarp_fs.core.treediff import Clear, Plan, Rename, plan
+from spotwarp_fs.core.treediff import plan
+from spotwarp_fs.core.treeplan import Clear, Plan, Rename
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Seen, Witness
@@ -99,11 +100,6 @@ class Follower:
     def names_of(self, content: bytes) -> set[bytes]:
         """Where a content is known to be."""
         return {path for path, entry in self.known.items() if self.content.get(entry.ino) == content}
-
-    def take_and_tell(self, walked: Walked) -> set[bytes]:
-        """Apply what a walk means, and return everything that is in the state then."""
-        self.take(walked)
-        return self.contents()
 
     def _fresh(self) -> Inode:
         self.inodes += 1
