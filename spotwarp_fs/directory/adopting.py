@@ -30,7 +30,7 @@ from spotwarp_fs.core.records import (
     key_block,
 )
 from spotwarp_fs.core.requests import Actor, Node
-from spotwarp_fs.core.treediff import Clear, Link, Rename
+from spotwarp_fs.core.treeplan import Clear, Link, Rename
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, BlockIndex, Inode
 from spotwarp_fs.core.witness import Seen, Witness, merged
 from spotwarp_fs.directory.known import KnownTree

@@ -20,7 +20,7 @@ from spotwarp_fs.core import treediff
 from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key
-from spotwarp_fs.core.treediff import Link, Plan
+from spotwarp_fs.core.treeplan import Link, Plan
 from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, Witness, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
