@@ -77,6 +77,8 @@ class Filler:
         self._limits = site.limits
         self.through = Through(session.workspace, session.packs, session.health)
         self.absent: dict[Inode, Absent] = {}
+        self.late: set[Inode] = set()
+        """Placeholders that timed out under an earlier daemon; of this one's the keeper knows."""
         self.on_seen: Callable[[Inode, Witness], None] = lambda ino, witness: None
         """Told of each new witness, once it is written: who keeps them in memory takes it before the next look."""
         self.damaged: dict[Inode, str] = {}

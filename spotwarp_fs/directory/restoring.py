@@ -175,8 +175,7 @@ class Restorer:
             place = place_of(self._root, path)
             if not os.path.lexists(place):
                 continue  # it went with its directory
-            for absent in self._taker.marked_below(place):
-                os.unlink(absent)  # a placeholder has no bytes to keep
+            self._taker.clear_out(place)
             if os.path.lexists(place):
                 self._site.drafts.move_aside(path)
 

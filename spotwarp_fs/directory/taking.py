@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -55,16 +54,42 @@ class PlaceholderTaker:
         except OSError:
             return False
 
-    def marked_below(self, place: bytes) -> Iterator[bytes]:
-        """Give placeholders at or below *place*."""
+    def _is_late(self, place: bytes) -> bool:
+        try:
+            found = leases.absence(place)
+        except OSError:
+            return False
+        return found is not None and found.late
+
+    def clear_out(self, place: bytes) -> None:
+        """Prepare something to be moved aside (blocking): a placeholder in it that holds nothing goes.
+
+        One that somebody has written to is theirs, and is moved with the rest.
+        """
         status = os.lstat(place)
         if stat.S_ISREG(status.st_mode) and self.is_marked(place):
-            yield place
+            self._clear_out_file(place, status)
         if stat.S_ISDIR(status.st_mode):
             with os.scandir(place) as entries:
                 inside = [entry.path for entry in entries]
             for each in inside:
-                yield from self.marked_below(each)
+                self.clear_out(each)
+
+    def _clear_out_file(self, place: bytes, status: os.stat_result) -> None:
+        placeholders = self._site.placeholders
+        if placeholders is not None and any(
+            os.path.samestat(os.fstat(fd), status) for fd in placeholders.recovered.values()
+        ):
+            os.unlink(place)  # under a lease all the time: nobody can have written to it
+            return
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if has_data(fd):
+                leases.clear_mark(fd)
+            else:
+                os.unlink(place)
+        finally:
+            os.close(fd)
 
     async def take(self, plan: Plan, compared: Compared) -> None:
         """Keep what is absent and as it should be; the rest of it is taken out of *compared*, to be laid out anew."""
@@ -208,6 +233,10 @@ class PlaceholderTaker:
         except OSError:
             return None
         if not witness.same_file(status):
+            return None
+        if self._is_late(place):
+            self._filler.late.add(thing.ino)
+            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
             return None
         if self.is_marked(place):
             return _Left(thing, path, witness.mtime_ns)
