@@ -114,11 +114,14 @@ class PlaceholderTaker:
         return os.path.samestat(os.fstat(placeholders.recovered[ino]), status)
 
     def _set_right(self, thing: Thing) -> None:
-        """Put back the time that a fill which was cut short has changed."""
+        """Put back what a fill, or a drop, that was cut short has changed: size and time."""
         assert self._site.placeholders is not None
         fd = self._site.placeholders.recovered[thing.ino]
         status = os.fstat(fd)
-        if has_data(fd):
+        resized = status.st_size != thing.record.size
+        if resized:
+            os.ftruncate(fd, thing.record.size)
+        if resized or has_data(fd):
             os.utime(fd, ns=(status.st_atime_ns, self._mtime_ns(thing)))
 
     def _mtime_ns(self, thing: Thing) -> int:
