@@ -36,7 +36,7 @@ from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.witness import Look, Seen, Witness, look
 from spotwarp_fs.directory import leases
-from spotwarp_fs.directory.absent import Absent, Kind
+from spotwarp_fs.directory.absent import Absent, Kind, bytes_to_come
 from spotwarp_fs.directory.filling import Filler
 from spotwarp_fs.directory.order import is_in_checkpoint, is_numbered
 from spotwarp_fs.directory.plan import Thing, make_thing, place_of
@@ -118,7 +118,7 @@ class Dropper:
         with placeholders.writing(ino) as held:
             await self._ws.workers.run(Work.DISK, _empty, held, status)
         self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
-        self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+        self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         log.info("dropped inode=%#x bytes=%d", ino, status.st_blocks * 512)
         return status.st_blocks * 512
 

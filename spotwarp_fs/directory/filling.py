@@ -124,8 +124,15 @@ class Filler:
     async def _fill_for_somebody(self, ino: Inode) -> None:
         while ino not in self.absent:  # the keeper knows it from an earlier daemon, before it was found here
             await self._added.wait()
-        await self.fill(ino)
+        while not await self.fill(ino) and ino not in self.damaged and self._is_held(ino):
+            await trio.sleep(self._limits.no_room_pause_s)
         self._wanted.discard(ino)
+
+    def _is_held(self, ino: Inode) -> bool:
+        try:
+            return self._placeholders is not None and self._placeholders.descriptor(ino) >= 0
+        except PlaceholderLate:
+            return False
 
     def start(self, ino: Inode) -> None:
         """Fill a file as if somebody waited for it, without waiting for that."""
@@ -289,22 +296,24 @@ class Filler:
 
     def _put_in_place(self, thing: Thing) -> Witness | None:
         """Replace symlinks by the file (blocking); their directories keep their times. None if none was left."""
-        witness = None
+        placed = []
         for path in thing.paths:
             place = place_of(self._root, path)
             above = os.path.dirname(place)
             status = os.stat(above)
             if self._drafts.replace_link(thing.ino, path):
-                witness = Witness.of(os.lstat(place), Seen.TRUSTED)
+                placed.append(place)
                 with suppress(OSError):
                     os.utime(above, ns=(status.st_atime_ns, status.st_mtime_ns))
         self._drafts.drop(thing.ino)
-        return witness
+        # Last: each name that comes or goes changes the link count and the ctime.
+        return Witness.of(os.lstat(placed[0]), Seen.TRUSTED) if placed else None
 
     async def _background(self) -> None:
         """Fill what will be wanted, in the order in which it will be; a file that fails is left to whoever opens it."""
         found = await self.order()
-        parts = [("trace", found.traced), ("checkpoint", found.checkpoint)]
+        small = tuple(ino for ino in found.plain if self.absent[ino].bytes <= self._limits.small_file_bytes_max)
+        parts = [("trace", found.traced), ("small", small), ("checkpoint", found.checkpoint)]
         links = tuple(ino for ino in found.plain if self.absent[ino].kind is Kind.LINK)
         parts.append(("too long to wait for", links))
         if self._ws.settings.hydrate_all:

@@ -17,7 +17,7 @@ from spotwarp_fs.core.records import NodeTable, inode_key, key_ino, table_range
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.witness import Seen, Witness
 from spotwarp_fs.directory import leases
-from spotwarp_fs.directory.absent import Absent, Kind
+from spotwarp_fs.directory.absent import Absent, Kind, bytes_to_come
 from spotwarp_fs.directory.comparing import Compared, Verdict, holds
 from spotwarp_fs.directory.drafts import absent_link
 from spotwarp_fs.directory.filling import Filler, has_data
@@ -97,12 +97,12 @@ class PlaceholderTaker:
         for ino, match in list(compared.matches.items()):
             thing = plan.things[ino]
             if match.verdict is Verdict.LINK:
-                self._filler.add(ino, Absent(Kind.LINK, thing.record.allocated))
+                self._filler.add(ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
             elif match.verdict is Verdict.ABSENT and not self._is_held(ino, match.status):
                 left.append(_Left(thing, match.path, self._mtime_ns(thing)))
             elif match.verdict is Verdict.ABSENT:
                 self._set_right(thing)
-                self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+                self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         for lost in await self._hold_again(left):
             del compared.matches[lost.thing.ino]
             compared.foreign.append(lost.path)
@@ -146,7 +146,7 @@ class PlaceholderTaker:
                 os.close(fd)
         for each in left:
             if each.thing.ino in held:
-                self._filler.add(each.thing.ino, Absent(Kind.PLACEHOLDER, each.thing.record.allocated))
+                self._filler.add(each.thing.ino, Absent(Kind.PLACEHOLDER, bytes_to_come(each.thing.record)))
         return [each for each in left if each.thing.ino not in held]
 
     def _open_again(self, left: _Left) -> int | None:
@@ -183,7 +183,7 @@ class PlaceholderTaker:
         for ino in await self._still_held():
             thing = self._thing(ino)
             self._set_right(thing)
-            self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+            self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         left: list[_Left] = []
         for ino, witness in self._absent_rows():
             if ino in self._filler.absent:
@@ -229,7 +229,7 @@ class PlaceholderTaker:
         """Sort what a name leads to: a symlink that stands for it, a placeholder without a lease, or a whole file."""
         place = place_of(self._site.root, path)
         if absent_link(place) == thing.ino:
-            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
             return None
         try:
             status = os.lstat(place)
@@ -239,7 +239,7 @@ class PlaceholderTaker:
             return None
         if self._is_late(place):
             self._filler.late.add(thing.ino)
-            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
             return None
         if self.is_marked(place):
             return _Left(thing, path, witness.mtime_ns)
@@ -263,4 +263,4 @@ class PlaceholderTaker:
                 os.unlink(draft)
             os.symlink(absent_target(thing.ino), draft)
             os.replace(draft, place)
-            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.LINK, bytes_to_come(thing.record)))

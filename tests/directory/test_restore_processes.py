@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,8 @@ from tests.support.laid_out import (
     opened,
     publish,
 )
-from tests.support.placeholders import end_keeper
+from tests.support.placeholders import end_keeper, give_to, ordinary
+from tests.support.restore_process import disk_node
 from tests.support.world import Node, start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,8 +44,15 @@ DEADLINE_S = 60.0
 class Daemon:
     """A restoring process."""
 
-    def __init__(self, place: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "tests.support.restore_process", *map(str, arguments(place)), *options]
+    def __init__(self, place: Path, *options: str, prefix: Sequence[str] = ()) -> None:
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "tests.support.restore_process",
+            *map(str, arguments(place)),
+            *options,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment, text=True)
 
@@ -68,8 +76,8 @@ def arguments(place: Path) -> tuple[Path, Path, Path]:
 
 
 @contextlib.contextmanager
-def running(place: Path, *options: str) -> Iterator[Daemon]:
-    daemon = Daemon(place, *options)
+def running(place: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
+    daemon = Daemon(place, *options, prefix=prefix)
     try:
         yield daemon
     finally:
@@ -90,10 +98,10 @@ async def expectation(place: Path) -> dict[bytes, bytes]:
         return await contents(session)
 
 
-async def check(place: Path, expected: dict[bytes, bytes]) -> None:
-    store, _, root = arguments(place)
-    async with opened(DirectoryStore(store), root) as restored:
-        compare(restored, expected)
+async def check(place: Path, expected: dict[bytes, bytes], *, owners: bool = True) -> None:
+    store, cache, root = arguments(place)
+    async with opened(DirectoryStore(store), root, node=disk_node(cache)) as restored:
+        compare(restored, expected, owners=owners)
 
 
 @pytest.fixture(autouse=True)
@@ -233,3 +241,17 @@ async def test_a_late_placeholder_that_was_written_is_the_users(tmp_path: Path) 
         beside = place.with_name(place.name + BESIDE.decode())
         assert beside.read_bytes() == expected[b"a/big.dat"]
         assert any("was written before its bytes came" in line for line in restored.session.workspace.reports)
+
+
+async def test_without_any_capability_only_owners_are_left_out(place: Path) -> None:
+    """As in a container: no CAP_CHOWN, no CAP_LEASE, no CAP_DAC_OVERRIDE."""
+    expected, prefix = await expectation(place), ordinary()
+    for each in [place, *place.rglob("*")]:
+        give_to(each, prefix)
+    with running(place, prefix=prefix) as daemon:
+        await trio.to_thread.run_sync(daemon.until, "ready")
+        status = os.lstat(arguments(place)[2] / "a/big.dat")
+        assert status.st_blocks <= 8
+        assert await in_another_process(READ, arguments(place)[2] / "a/big.dat") == expected[b"a/big.dat"]
+        await trio.to_thread.run_sync(daemon.until, "done")
+    await check(place, expected, owners=False)
