@@ -9,5 +9,5 @@ A newcomer's way through:
                 earlier daemon left), dropping (keep_local); engine/through (blocks past the cache)
                 leases, keeper (a process of its own; keeper_files: what it decides), keeper_wire (what is said),
                 keeping (the daemon's side; keeper_link: finding or starting it)
-    together    serving (session, scans and control until the end)
+    together    scanner (walk, read, adopt, again and again)
 """
