@@ -111,20 +111,20 @@ class Dropper:
         leases.mark_absent(fd, self._site.session_id)
         if ino not in await placeholders.hold([(ino, fd)]):
             leases.clear_mark(fd)
-            self._see(ino, Witness.of(os.fstat(fd), witness.seen))
+            await self._see(ino, Witness.of(os.fstat(fd), witness.seen))
             leases.release(fd)
             return 0
-        self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
+        await self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
         with placeholders.writing(ino) as held:
             await self._ws.workers.run(Work.DISK, _empty, held, status)
-        self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
+        await self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
         self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         log.info("dropped inode=%#x bytes=%d", ino, status.st_blocks * 512)
         return status.st_blocks * 512
 
-    def _see(self, ino: Inode, witness: Witness) -> None:
+    async def _see(self, ino: Inode, witness: Witness) -> None:
         note(self._ws, [(ino, witness)], {})
-        self._filler.on_seen(ino, witness)
+        await self._filler.tell(ino, witness)
 
 
 def _empty(fd: int, status: os.stat_result) -> None:

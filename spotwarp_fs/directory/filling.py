@@ -79,6 +79,9 @@ class Filler:
         self.absent: dict[Inode, Absent] = {}
         self.late: set[Inode] = set()
         """Placeholders that timed out under an earlier daemon; of this one's the keeper knows."""
+        self.tree = trio.Lock()
+        """Held while a file takes the place of a symlink, and while `on_seen` is told; the scanner's, where there is
+        one: so no walk sees half of it."""
         self.on_seen: Callable[[Inode, Witness], None] = lambda ino, witness: None
         """Told of each new witness, once it is written: who keeps them in memory takes it before the next look."""
         self.damaged: dict[Inode, str] = {}
@@ -241,7 +244,8 @@ class Filler:
             witness = await self._ws.workers.run(Work.DISK, self._complete, fd, before, laid_out, was_begun)
         note(self._ws, [(ino, witness)], {})
         await placeholders.release(ino)
-        self._filled(ino, witness)
+        self._filled(ino)
+        await self.tell(ino, witness)
 
     def _complete(self, fd: int, before: os.stat_result, laid_out: Witness | None, was_begun: bool) -> Witness:
         """Put back what writing changed, and take the mark away; the lease still keeps everybody out (blocking)."""
@@ -253,11 +257,14 @@ class Filler:
         leases.clear_mark(fd)
         return Witness.of(os.fstat(fd), Seen.TRUSTED)
 
-    def _filled(self, ino: Inode, witness: Witness | None) -> None:
+    async def tell(self, ino: Inode, witness: Witness) -> None:
+        """Tell whoever keeps witnesses in memory."""
+        async with self.tree:
+            self.on_seen(ino, witness)
+
+    def _filled(self, ino: Inode) -> None:
         self.absent.pop(ino, None)
         self._files_filled += 1
-        if witness is not None:
-            self.on_seen(ino, witness)
         log.info("filled inode=%#x left=%d", ino, len(self.absent))
 
     async def _replace_link(self, ino: Inode, urgency: Urgency) -> None:
@@ -266,10 +273,12 @@ class Filler:
         if thing is None:
             return
         await self.bring_draft(thing, urgency)
-        witness = await self._ws.workers.run(Work.DISK, self._put_in_place, thing)
-        if witness is not None:
-            note(self._ws, [(ino, witness)], self._drafts.take_refused())
-        self._filled(ino, witness)
+        async with self.tree:
+            witness = await self._ws.workers.run(Work.DISK, self._put_in_place, thing)
+            if witness is not None:
+                note(self._ws, [(ino, witness)], self._drafts.take_refused())
+                self.on_seen(ino, witness)
+        self._filled(ino)
 
     async def bring_draft(self, thing: Thing, urgency: Urgency) -> None:
         """Fetch a whole file into a draft with all its attributes; without a name, and none is left if this raises."""

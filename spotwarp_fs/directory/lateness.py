@@ -61,7 +61,7 @@ class Latecomers:
         path, place = found
         if ino not in self._said:
             self._said.add(ino)
-            self._see(ino, Witness.of(os.lstat(place), Seen.LATE))
+            await self._see(ino, Witness.of(os.lstat(place), Seen.LATE))
             self._ws.report(
                 f"{os.fsdecode(path)} did not come in time: who opened it got an empty file; it is tried again"
             )
@@ -94,7 +94,7 @@ class Latecomers:
         leases.mark_absent(fd, self._site.session_id)
         os.ftruncate(fd, thing.record.size)
         self._site.drafts.apply(fd, thing)
-        self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
+        await self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
         self._filler.late.discard(ino)
         self._filler.start(ino)
         return True
@@ -111,16 +111,16 @@ class Latecomers:
             os.link(drafts.path(thing.ino), place_of(self._site.root, beside))
         drafts.drop(thing.ino)
         leases.clear_mark(fd)
-        self._see(thing.ino, Witness.of(os.fstat(fd), Seen.NOTHING))
+        await self._see(thing.ino, Witness.of(os.fstat(fd), Seen.NOTHING))
         self._forget(thing.ino)
         self._ws.report(
             f"{os.fsdecode(path)} was written before its bytes came: the file is as it was written, what was published "
             f"of it is in {os.fsdecode(beside)}"
         )
 
-    def _see(self, ino: Inode, witness: Witness) -> None:
+    async def _see(self, ino: Inode, witness: Witness) -> None:
         note(self._ws, [(ino, witness)], self._site.drafts.take_refused())
-        self._filler.on_seen(ino, witness)
+        await self._filler.tell(ino, witness)
 
 
 def _is_late(place: bytes) -> bool:

@@ -22,6 +22,7 @@ from spotwarp_fs.directory import leases
 from spotwarp_fs.directory.absent import Absent, Kind, bytes_to_come
 from spotwarp_fs.directory.applying import NOT_HERE, write_all
 from spotwarp_fs.directory.choosing import Choice, choose
+from spotwarp_fs.directory.drafts import absent_link
 from spotwarp_fs.directory.filling import Filler
 from spotwarp_fs.directory.order import checkpoint_inodes
 from spotwarp_fs.directory.plan import Thing, place_of
@@ -274,13 +275,14 @@ class FileLayer:
         self._state.files += 1
 
     def make_links(self, thing: Thing) -> Witness:
-        """Put the symlink where names are missing (blocking)."""
-        drafts = self._site.drafts
-        places = [place_of(self._site.root, path) for path in thing.paths]
-        for path, place in zip(thing.paths, places, strict=True):
-            if not os.path.lexists(place):
-                drafts.stand_in(path, absent_target(thing.ino), drafts.path(thing.ino, b".link"))
-        return Witness.of(os.lstat(places[0]), Seen.ABSENT)
+        """Put the symlink where names are missing (blocking); one inode, like what it stands for."""
+        drafts, root = self._site.drafts, self._site.root
+        there = [path for path in thing.paths if absent_link(place_of(root, path)) == thing.ino]
+        if not there:
+            drafts.stand_in(thing.paths[0], absent_target(thing.ino), drafts.path(thing.ino, b".link"))
+        first = there[0] if there else thing.paths[0]
+        drafts.link_others(thing, first)
+        return Witness.of(os.lstat(place_of(root, first)), Seen.ABSENT)
 
     async def _at_once(self, things: Sequence[Thing]) -> None:
         """Fill large files before the command starts, a few at a time."""
