@@ -25,7 +25,7 @@ from spotwarp_fs.core.errors import Fenced, UserError
 from spotwarp_fs.core.guard import Step, Wish, decide
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.units import format_size
-from spotwarp_fs.directory import identity, leases
+from spotwarp_fs.directory import identity
 from spotwarp_fs.directory.identity import Owner
 from spotwarp_fs.directory.keeping import open_keeper
 from spotwarp_fs.directory.known import KnownTree
@@ -141,7 +141,7 @@ class Directed:
         self._restorer = Restorer(
             self._session, self._root, self._owner,
             session_id=self._session.streamer.head.manifest.session, placeholders=keeper,
-            why_no_leases=await trio.to_thread.run_sync(leases.why_no_leases, self._root),
+            why_no_leases=await trio.to_thread.run_sync(identity.why_no_placeholders, self._root),
         )  # fmt: skip
         return await (self._restorer.lay_out() if step is Step.LAY_OUT else self._restorer.take_up())
 
@@ -154,7 +154,9 @@ class Directed:
         self._scanner = Scanner(session, self._root, known, watcher, interval_s=self._settings.interval)
         nursery.start_soon(self._scanner.run)
         if self._restorer is not None:
-            nursery.start_soon(self._restorer.filler.run)
+            filler = self._restorer.filler
+            filler.tree, filler.on_seen = self._scanner.tree, self._scanner.saw
+            nursery.start_soon(filler.run)
 
     async def _publish_rest(self) -> Drained:
         """Take a last look at the directory, then publish; programs may write until then (P-12)."""

@@ -4,8 +4,10 @@ A newcomer's way through:
 
     going out   watching (inotify: where to look) → walking (scandir against what is known) → core/witness,
                 core/treediff (what it means) → reading (one file, under a read lease, to frames) → adopting (one step)
-    coming back restoring (placeholders and small files at once, the rest by priority) → filling (one file's bytes)
+    coming back identity, core/guard (may it be laid out?) → restoring (plan, comparing; laying: small files whole,
+                large ones as choosing says) → filling (bytes, the most wanted first; order, lateness); taking (what an
+                earlier daemon left), dropping (keep_local); engine/through (blocks past the cache)
                 leases, keeper (a process of its own; keeper_files: what it decides), keeper_wire (what is said),
                 keeping (the daemon's side; keeper_link: finding or starting it)
-    together    identity (the wipe guard), serving (session, scans and control until the end)
+    together    scanner (walk, read, adopt, again and again)
 """

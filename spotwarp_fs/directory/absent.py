@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from spotwarp_fs.core.records import InodeRecord
+
 
 class Kind(Enum):
     """What stands for a file that is not here."""
@@ -20,3 +22,8 @@ class Absent:
     kind: Kind
     bytes: int
     """What has to come."""
+
+
+def bytes_to_come(record: InodeRecord) -> int:
+    """What of a file has to be fetched, at most: no holes, and nothing behind its end."""
+    return min(record.allocated, record.size)

@@ -77,6 +77,11 @@ class Filler:
         self._limits = site.limits
         self.through = Through(session.workspace, session.packs, session.health)
         self.absent: dict[Inode, Absent] = {}
+        self.late: set[Inode] = set()
+        """Placeholders that timed out under an earlier daemon; of this one's the keeper knows."""
+        self.tree = trio.Lock()
+        """Held while a file takes the place of a symlink, and while `on_seen` is told; the scanner's, where there is
+        one: so no walk sees half of it."""
         self.on_seen: Callable[[Inode, Witness], None] = lambda ino, witness: None
         """Told of each new witness, once it is written: who keeps them in memory takes it before the next look."""
         self.damaged: dict[Inode, str] = {}
@@ -122,8 +127,15 @@ class Filler:
     async def _fill_for_somebody(self, ino: Inode) -> None:
         while ino not in self.absent:  # the keeper knows it from an earlier daemon, before it was found here
             await self._added.wait()
-        await self.fill(ino)
+        while not await self.fill(ino) and ino not in self.damaged and self._is_held(ino):
+            await trio.sleep(self._limits.no_room_pause_s)
         self._wanted.discard(ino)
+
+    def _is_held(self, ino: Inode) -> bool:
+        try:
+            return self._placeholders is not None and self._placeholders.descriptor(ino) >= 0
+        except PlaceholderLate:
+            return False
 
     def start(self, ino: Inode) -> None:
         """Fill a file as if somebody waited for it, without waiting for that."""
@@ -232,7 +244,8 @@ class Filler:
             witness = await self._ws.workers.run(Work.DISK, self._complete, fd, before, laid_out, was_begun)
         note(self._ws, [(ino, witness)], {})
         await placeholders.release(ino)
-        self._filled(ino, witness)
+        self._filled(ino)
+        await self.tell(ino, witness)
 
     def _complete(self, fd: int, before: os.stat_result, laid_out: Witness | None, was_begun: bool) -> Witness:
         """Put back what writing changed, and take the mark away; the lease still keeps everybody out (blocking)."""
@@ -244,11 +257,14 @@ class Filler:
         leases.clear_mark(fd)
         return Witness.of(os.fstat(fd), Seen.TRUSTED)
 
-    def _filled(self, ino: Inode, witness: Witness | None) -> None:
+    async def tell(self, ino: Inode, witness: Witness) -> None:
+        """Tell whoever keeps witnesses in memory."""
+        async with self.tree:
+            self.on_seen(ino, witness)
+
+    def _filled(self, ino: Inode) -> None:
         self.absent.pop(ino, None)
         self._files_filled += 1
-        if witness is not None:
-            self.on_seen(ino, witness)
         log.info("filled inode=%#x left=%d", ino, len(self.absent))
 
     async def _replace_link(self, ino: Inode, urgency: Urgency) -> None:
@@ -257,10 +273,12 @@ class Filler:
         if thing is None:
             return
         await self.bring_draft(thing, urgency)
-        witness = await self._ws.workers.run(Work.DISK, self._put_in_place, thing)
-        if witness is not None:
-            note(self._ws, [(ino, witness)], self._drafts.take_refused())
-        self._filled(ino, witness)
+        async with self.tree:
+            witness = await self._ws.workers.run(Work.DISK, self._put_in_place, thing)
+            if witness is not None:
+                note(self._ws, [(ino, witness)], self._drafts.take_refused())
+                self.on_seen(ino, witness)
+        self._filled(ino)
 
     async def bring_draft(self, thing: Thing, urgency: Urgency) -> None:
         """Fetch a whole file into a draft with all its attributes; without a name, and none is left if this raises."""
@@ -287,22 +305,24 @@ class Filler:
 
     def _put_in_place(self, thing: Thing) -> Witness | None:
         """Replace symlinks by the file (blocking); their directories keep their times. None if none was left."""
-        witness = None
+        placed = []
         for path in thing.paths:
             place = place_of(self._root, path)
             above = os.path.dirname(place)
             status = os.stat(above)
             if self._drafts.replace_link(thing.ino, path):
-                witness = Witness.of(os.lstat(place), Seen.TRUSTED)
+                placed.append(place)
                 with suppress(OSError):
                     os.utime(above, ns=(status.st_atime_ns, status.st_mtime_ns))
         self._drafts.drop(thing.ino)
-        return witness
+        # Last: each name that comes or goes changes the link count and the ctime.
+        return Witness.of(os.lstat(placed[0]), Seen.TRUSTED) if placed else None
 
     async def _background(self) -> None:
         """Fill what will be wanted, in the order in which it will be; a file that fails is left to whoever opens it."""
         found = await self.order()
-        parts = [("trace", found.traced), ("checkpoint", found.checkpoint)]
+        small = tuple(ino for ino in found.plain if self.absent[ino].bytes <= self._limits.small_file_bytes_max)
+        parts = [("trace", found.traced), ("small", small), ("checkpoint", found.checkpoint)]
         links = tuple(ino for ino in found.plain if self.absent[ino].kind is Kind.LINK)
         parts.append(("too long to wait for", links))
         if self._ws.settings.hydrate_all:

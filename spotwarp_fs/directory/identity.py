@@ -43,6 +43,11 @@ def own_directory(root: bytes) -> bytes:
     return place
 
 
+def why_no_placeholders(root: bytes) -> str:
+    """Try a placeholder below `.spotwarp`, where it changes no directory of the workspace; empty if all of it works."""
+    return leases.why_no_leases(own_directory(root))
+
+
 def read_identity(root: bytes) -> Identity | None:
     """Read the identity of *root*, or None; raises UserError when it is damaged."""
     place = os.path.join(root, OWN_NAME, IDENTITY_NAME)

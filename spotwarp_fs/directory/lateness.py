@@ -15,10 +15,9 @@ from spotwarp_fs.core.errors import SpotwarpError
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.witness import Seen, Witness
 from spotwarp_fs.directory import leases
-from spotwarp_fs.directory.absent import Absent, Kind
 from spotwarp_fs.directory.plan import Thing, make_thing, place_of
 from spotwarp_fs.directory.site import Site
-from spotwarp_fs.directory.witnessing import note, witness_of
+from spotwarp_fs.directory.witnessing import note
 from spotwarp_fs.engine.through import Urgency
 from spotwarp_fs.engine.turns import Rank
 
@@ -44,7 +43,7 @@ class Latecomers:
         placeholders = self._site.placeholders
         assert placeholders is not None
         while True:
-            for ino in sorted(placeholders.late()):
+            for ino in sorted(placeholders.late() | self._filler.late):
                 if ino in self._filler.absent:
                     try:
                         await self._look_after(ino)
@@ -57,12 +56,12 @@ class Latecomers:
             thing = make_thing(view, ino)
         found = next(((path, place) for path, place in self._places(thing) if _is_late(place)), None)
         if found is None:
-            self._filler.absent.pop(ino, None)  # deleted, or replaced by a file of the user's
+            self._forget(ino)  # deleted, or replaced by a file of the user's
             return
         path, place = found
         if ino not in self._said:
             self._said.add(ino)
-            self._see(ino, Witness.of(os.lstat(place), Seen.LATE))
+            await self._see(ino, Witness.of(os.lstat(place), Seen.LATE))
             self._ws.report(
                 f"{os.fsdecode(path)} did not come in time: who opened it got an empty file; it is tried again"
             )
@@ -75,15 +74,13 @@ class Latecomers:
                 await self._lay_beside(thing, path, fd)
         finally:
             os.close(fd)
-        if self._filler.absent.get(ino) is not None and ino not in self._late():
-            self._filler.start(ino)
+
+    def _forget(self, ino: Inode) -> None:
+        self._filler.absent.pop(ino, None)
+        self._filler.late.discard(ino)
 
     def _places(self, thing: Thing) -> list[tuple[bytes, bytes]]:
         return [(path, place_of(self._site.root, path)) for path in thing.paths]
-
-    def _late(self) -> frozenset[Inode]:
-        assert self._site.placeholders is not None
-        return self._site.placeholders.late()
 
     async def _hold_again(self, thing: Thing, fd: int) -> bool:
         """Make it a placeholder again, unless somebody has it open or has written to it."""
@@ -94,14 +91,12 @@ class Latecomers:
         if os.fstat(fd).st_size:  # written in the moment before
             await placeholders.release(ino)
             return False
-        with self._ws.kv.read() as view:
-            before = witness_of(view, ino)
         leases.mark_absent(fd, self._site.session_id)
         os.ftruncate(fd, thing.record.size)
         self._site.drafts.apply(fd, thing)
-        self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
-        assert before is None or before.absent
-        self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+        await self._see(ino, Witness.of(os.fstat(fd), Seen.ABSENT))
+        self._filler.late.discard(ino)
+        self._filler.start(ino)
         return True
 
     async def _lay_beside(self, thing: Thing, path: bytes, fd: int) -> None:
@@ -116,16 +111,16 @@ class Latecomers:
             os.link(drafts.path(thing.ino), place_of(self._site.root, beside))
         drafts.drop(thing.ino)
         leases.clear_mark(fd)
-        self._see(thing.ino, Witness.of(os.fstat(fd), Seen.NOTHING))
-        self._filler.absent.pop(thing.ino, None)
+        await self._see(thing.ino, Witness.of(os.fstat(fd), Seen.NOTHING))
+        self._forget(thing.ino)
         self._ws.report(
             f"{os.fsdecode(path)} was written before its bytes came: the file is as it was written, what was published "
             f"of it is in {os.fsdecode(beside)}"
         )
 
-    def _see(self, ino: Inode, witness: Witness) -> None:
+    async def _see(self, ino: Inode, witness: Witness) -> None:
         note(self._ws, [(ino, witness)], self._site.drafts.take_refused())
-        self._filler.on_seen(ino, witness)
+        await self._filler.tell(ino, witness)
 
 
 def _is_late(place: bytes) -> bool:

@@ -19,9 +19,10 @@ from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.units import format_size
 from spotwarp_fs.core.witness import Seen, Witness
 from spotwarp_fs.directory import leases
-from spotwarp_fs.directory.absent import Absent, Kind
+from spotwarp_fs.directory.absent import Absent, Kind, bytes_to_come
 from spotwarp_fs.directory.applying import NOT_HERE, write_all
 from spotwarp_fs.directory.choosing import Choice, choose
+from spotwarp_fs.directory.drafts import absent_link
 from spotwarp_fs.directory.filling import Filler
 from spotwarp_fs.directory.order import checkpoint_inodes
 from spotwarp_fs.directory.plan import Thing, place_of
@@ -86,7 +87,7 @@ class FileLayer:
             fits = thing.record.size <= limits.small_file_bytes_max and total <= limits.small_bytes_max
             (small if fits else large).append(thing)
         self._state.files_total += len(files)
-        self._state.bytes_total += sum(thing.record.allocated for thing in small)
+        self._state.bytes_total += sum(bytes_to_come(thing.record) for thing in small)
         self._state.phase = "small files"
         for at in range(0, len(small), limits.small_files_at_once):
             await self._small(small[at : at + limits.small_files_at_once])
@@ -124,6 +125,7 @@ class FileLayer:
                 await self._site.session.files.load_map(thing.ino)
             except (Corrupt, NotFound) as error:
                 damaged[thing.ino] = error
+            await trio.lowlevel.checkpoint()
         return damaged
 
     def _make_hollow(self, things: Sequence[Thing], placed: list[tuple[Inode, Witness]]) -> None:
@@ -158,7 +160,7 @@ class FileLayer:
         self._state.files += len(placed)
 
     async def _large(self, of: dict[Inode, Thing]) -> None:
-        sizes = {ino: thing.record.allocated for ino, thing in of.items()}
+        sizes = {ino: bytes_to_come(thing.record) for ino, thing in of.items()}
         choice = await self._choose(sizes)
         self._state.phase = "placeholders"
         refused = await self._hold([of[ino] for ino in choice.placeholders])
@@ -236,7 +238,7 @@ class FileLayer:
             for fd in made.values():
                 os.close(fd)
         for thing in kept:
-            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         placed = await self._ws.workers.run(Work.DISK, self._name_all, kept)
         note(self._ws, placed, drafts.take_refused())
         self._report.placeholders += len(kept)
@@ -268,18 +270,19 @@ class FileLayer:
         """Let a file be a dangling symlink under each of its names."""
         witness = await self._ws.workers.run(Work.DISK, self.make_links, thing)
         note(self._ws, [(thing.ino, witness)], {})
-        self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
+        self._filler.add(thing.ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
         self._report.links += 1
         self._state.files += 1
 
     def make_links(self, thing: Thing) -> Witness:
-        """Put the symlink where names are missing (blocking)."""
-        drafts = self._site.drafts
-        places = [place_of(self._site.root, path) for path in thing.paths]
-        for path, place in zip(thing.paths, places, strict=True):
-            if not os.path.lexists(place):
-                drafts.stand_in(path, absent_target(thing.ino), drafts.path(thing.ino, b".link"))
-        return Witness.of(os.lstat(places[0]), Seen.ABSENT)
+        """Put the symlink where names are missing (blocking); one inode, like what it stands for."""
+        drafts, root = self._site.drafts, self._site.root
+        there = [path for path in thing.paths if absent_link(place_of(root, path)) == thing.ino]
+        if not there:
+            drafts.stand_in(thing.paths[0], absent_target(thing.ino), drafts.path(thing.ino, b".link"))
+        first = there[0] if there else thing.paths[0]
+        drafts.link_others(thing, first)
+        return Witness.of(os.lstat(place_of(root, first)), Seen.ABSENT)
 
     async def _at_once(self, things: Sequence[Thing]) -> None:
         """Fill large files before the command starts, a few at a time."""
@@ -296,10 +299,10 @@ class FileLayer:
 
     async def _one_at_once(self, thing: Thing, slots: trio.Semaphore, errors: list[Exception]) -> None:
         try:
-            if self._site.free_bytes() - thing.record.allocated < self._site.limits.disk_reserve_bytes:
+            if self._site.free_bytes() - bytes_to_come(thing.record) < self._site.limits.disk_reserve_bytes:
+                size = format_size(bytes_to_come(thing.record))
                 self._report.said.append(
-                    f"{os.fsdecode(thing.paths[0])} ({format_size(thing.record.allocated)}) has no room on this disk: "
-                    "it cannot be opened here"
+                    f"{os.fsdecode(thing.paths[0])} ({size}) has no room on this disk: it cannot be opened here"
                 )
                 await self._stand_in(thing)
             else:

@@ -140,16 +140,14 @@ def mark_late(fd: int) -> None:
 
 
 def clear_mark(fd: int) -> None:
-    """Say that the bytes are here; done before the lease ends."""
-
-    def remove() -> None:
-        try:
-            os.removexattr(fd, MARK)
-        except OSError as error:
-            if error.errno != errno.ENODATA:
-                raise
-
-    _as_owner(fd, remove)
+    """Say that the bytes are here; done before the lease ends. A file without a mark is not touched at all."""
+    try:
+        os.getxattr(fd, MARK)
+    except OSError as error:
+        if error.errno != errno.ENODATA:
+            raise
+        return
+    _as_owner(fd, lambda: os.removexattr(fd, MARK))
 
 
 def absence(file: AnyPath | int) -> Absence | None:

@@ -20,6 +20,8 @@ from spotwarp_fs.engine.newest import newest_checkpoint
 from spotwarp_fs.engine.warm import traced_files
 
 _NUMBER: Final = re.compile(rb"[0-9]")
+_SHARD: Final = re.compile(rb"[0-9]+[-_.]of[-_.][0-9]+")
+"""One of several parts of a whole, not one of several in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,22 @@ def checkpoint_inodes(view: KVRead, policies: Policies, unsafe: Collection[int])
     return [node.ino for _, node in nodes if stat.S_ISREG(node.record.mode)]
 
 
+def is_numbered(name: bytes) -> bool:
+    """Tell whether a name is one of a series in time."""
+    return _NUMBER.search(name) is not None and _SHARD.search(name) is None
+
+
 def is_of_checkpoint(view: KVRead, policies: Policies, ino: Inode) -> bool:
     """Tell whether a file is one of a series of checkpoints: numbered, or in a directory that is one."""
     place = next(paths.each_name(view, ino), None)
     if place is None:
         return False
     parent, name = place
-    if policies.is_atomic(name) and _NUMBER.search(name):
-        return True
+    return (policies.is_atomic(name) and is_numbered(name)) or is_in_checkpoint(view, policies, parent, name)
+
+
+def is_in_checkpoint(view: KVRead, policies: Policies, parent: Inode, name: bytes) -> bool:
+    """Tell whether a directory above the entry *name* of *parent* is a checkpoint."""
     while parent != ROOT_INODE and view.get(inode_key(parent)) is not None:
         above = next(paths.each_name(view, parent), None)
         if above is None:

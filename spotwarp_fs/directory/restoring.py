@@ -58,15 +58,15 @@ class Restorer:
         self._why_no_leases = why_no_leases
         self._stamp = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(self._ws.wall.now_ns() // 1_000_000_000))
         applier = Applier(owners=True)
-        self._site = Site(
+        self.site = Site(
             session, root, Drafts(root, applier, self._stamp.encode()), applier,
             None if why_no_leases else placeholders, session_id, limits or RestoreLimits(),
         )  # fmt: skip
-        self.filler = Filler(self._site)
+        self.filler = Filler(self.site)
         self.laying_out = LayingOut()
         self._report = Report()
-        self._files = FileLayer(self._site, self.filler, self._report, self.laying_out)
-        self._taker = PlaceholderTaker(self._site, self.filler)
+        self._files = FileLayer(self.site, self.filler, self._report, self.laying_out)
+        self._taker = PlaceholderTaker(self.site, self.filler)
 
     async def lay_out(self) -> Report:
         """Make the directory the tree of the session's state; returns when the command may start.
@@ -95,8 +95,8 @@ class Restorer:
         return self._finished()
 
     def _finished(self) -> Report:
-        report, drafts = self._report, self._site.drafts
-        report.left_out = dict(self._site.applier.left_out)
+        report, drafts = self._report, self.site.drafts
+        report.left_out = dict(self.site.applier.left_out)
         report.replaced = [os.fsdecode(path) for path in drafts.moved_aside]
         report.replaced_in = os.fsdecode(drafts.replaced) if report.replaced else ""
         report.absent_bytes = sum(each.bytes for each in self.filler.absent.values())
@@ -118,7 +118,7 @@ class Restorer:
 
     async def _lay_out(self) -> None:
         identity.settle(self._ws, self._root, self._owner, complete=False)
-        await self._blocking(self._site.drafts.clear)
+        await self._blocking(self.site.drafts.clear)
         plan = await self._with_snapshot(make_plan)
         is_absent = self._taker.is_marked
         compared = await self._with_snapshot(lambda view: compare(plan, self._root, view, is_absent))
@@ -130,15 +130,15 @@ class Restorer:
         await self._taker.forget_others(compared)
         self.laying_out.phase = "names"
         await self._blocking(self._make_directories, plan.directories)
-        note(self._ws, await self._blocking(self._make_specials, plan, compared), self._site.drafts.take_refused())
-        note(self._ws, await self._blocking(self._keep, plan, compared), self._site.drafts.take_refused())
+        note(self._ws, await self._blocking(self._make_specials, plan, compared), self.site.drafts.take_refused())
+        note(self._ws, await self._blocking(self._keep, plan, compared), self.site.drafts.take_refused())
         files = plan.files()
         missing = [thing for thing in files if thing.ino not in compared.matches]
         self._report.files, self._report.kept = len(files), len(files) - len(missing)
         self.laying_out.files = self.laying_out.files_total = self._report.kept
         await self._files.lay(missing)
         self.laying_out.phase = "directories"
-        note(self._ws, await self._blocking(self._finish_directories, plan), self._site.drafts.take_refused())
+        note(self._ws, await self._blocking(self._finish_directories, plan), self.site.drafts.take_refused())
         identity.settle(self._ws, self._root, self._owner, complete=True)
         self.laying_out.phase = ""
         if plan.not_laid_out:
@@ -147,7 +147,7 @@ class Restorer:
     async def _wrong(self, plan: Plan, compared: Compared) -> list[Match]:
         """Compare by digests the files that no witness speaks for; gives those that are not as in the state."""
         wrong: list[Match] = []
-        slots = trio.Semaphore(self._site.limits.checked_at_once)
+        slots = trio.Semaphore(self.site.limits.checked_at_once)
 
         async def check(thing: Thing, match: Match) -> None:
             async with slots:
@@ -163,7 +163,7 @@ class Restorer:
 
     async def _holds(self, thing: Thing, match: Match) -> bool:
         try:
-            await self._site.session.files.load_map(thing.ino)
+            await self.site.session.files.load_map(thing.ino)
         except (Corrupt, NotFound):
             return False
         with self._ws.kv.read() as view:
@@ -175,17 +175,16 @@ class Restorer:
             place = place_of(self._root, path)
             if not os.path.lexists(place):
                 continue  # it went with its directory
-            for absent in self._taker.marked_below(place):
-                os.unlink(absent)  # a placeholder has no bytes to keep
+            self._taker.clear_out(place)
             if os.path.lexists(place):
-                self._site.drafts.move_aside(path)
+                self.site.drafts.move_aside(path)
 
     def _remove_spare(self, paths: Sequence[bytes]) -> None:
         """Remove names of files that stay under others: the state has no such link, and no byte is lost."""
         for path in paths:
             os.unlink(place_of(self._root, path))
         if paths:
-            shown = ", ".join(os.fsdecode(path) for path in paths[: self._site.limits.named_max])
+            shown = ", ".join(os.fsdecode(path) for path in paths[: self.site.limits.named_max])
             self._report.said.append(f"removed {len(paths):,} hard links that the state does not have: {shown}")
 
     def _make_directories(self, directories: Sequence[Thing]) -> None:
@@ -194,7 +193,7 @@ class Restorer:
             if os.path.lexists(place):
                 hold_writable(place)
             else:
-                self._site.drafts.make_directory(thing)
+                self.site.drafts.make_directory(thing)
 
     def _make_specials(self, plan: Plan, compared: Compared) -> list[tuple[Inode, Witness]]:
         """Make symlinks, fifos, sockets and devices."""
@@ -204,12 +203,12 @@ class Restorer:
                 continue
             witness = UNMADE
             try:
-                if self._site.drafts.make_special(thing):
-                    witness = self._site.drafts.name(thing, Seen.TRUSTED)
+                if self.site.drafts.make_special(thing):
+                    witness = self.site.drafts.name(thing, Seen.TRUSTED)
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
-                self._site.applier.left_out[f"links and special files ({error.strerror})"] += 1
+                self.site.applier.left_out[f"links and special files ({error.strerror})"] += 1
             made.append((thing.ino, witness))
         return made
 
@@ -222,8 +221,8 @@ class Restorer:
                 kept.append((ino, self._files.make_links(thing)))
                 continue
             if match.verdict is Verdict.UNREAD or not thing.is_file:
-                self._site.drafts.apply(place, thing)
-            self._site.drafts.link_others(thing, match.path)
+                self.site.drafts.apply(place, thing)
+            self.site.drafts.link_others(thing, match.path)
             kept.append((ino, self._seen(match, place)))
         return kept
 
@@ -236,17 +235,17 @@ class Restorer:
         for thing in reversed(plan.directories):
             place = place_of(self._root, thing.paths[0])
             try:
-                self._site.drafts.apply(place, thing)
+                self.site.drafts.apply(place, thing)
             except OSError as error:
                 if error.errno not in NOT_HERE:
                     raise
-                self._site.applier.left_out[f"attributes of directories ({error.strerror})"] += 1
+                self.site.applier.left_out[f"attributes of directories ({error.strerror})"] += 1
             finished.append((thing.ino, Witness.of(os.lstat(place), Seen.TRUSTED)))
         return finished
 
     async def _take_up(self) -> None:
         """The rows of the map say what is absent; nothing else is touched."""
-        await self._blocking(self._site.drafts.clear)
+        await self._blocking(self.site.drafts.clear)
         await self._taker.take_up()
         self._report.kept = len(self.filler.absent)
 

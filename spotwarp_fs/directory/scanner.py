@@ -21,6 +21,7 @@ from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key
 from spotwarp_fs.core.treeplan import Link, Plan
+from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, Witness, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
@@ -90,7 +91,7 @@ class Scanner:
         """Told of a placeholder that is the user's file now."""
         self._reader = FileReader(session)
         self._adopter = Adopter(session, known)
-        self._tree = trio.Lock()
+        self.tree = trio.Lock()
         """Held while the known tree is walked, and for each change of it."""
         self._cycling = trio.Lock()
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
@@ -127,6 +128,11 @@ class Scanner:
                 except (SpotwarpError, OSError) as error:
                     self._report(b"", f"the directory could not be scanned: {error}")
             self._nursery.cancel_scope.cancel()
+
+    def saw(self, ino: Inode, witness: Witness) -> None:
+        """Take over what a file looks like now that it was filled, or dropped; `tree` is held."""
+        for entry in self._known.entries_by_inode(ino)[:1]:
+            self._known.put(entry.path, ino, witness)
 
     async def sync(self) -> None:
         """Return when everything that is in the directory now is in the map, except what is in flight."""
@@ -181,7 +187,7 @@ class Scanner:
         now_s = trio.current_time()
         whole = whole or hints.whole or self._needs_whole or now_s - self._last_whole_s >= WHOLE_WALK_S
         directories = None if whole else {*hints.directories, *self._due_directories(now_s)}
-        async with self._tree:
+        async with self.tree:
             walked = await self._ws.workers.run(
                 Work.DISK, lambda: walk(self._root, self._known, skip=self._is_scratch, directories=directories)
             )
@@ -210,7 +216,7 @@ class Scanner:
         made = {found.path for found in plan.steps if isinstance(found, Found)}
         looked = {each.path: each for each in await self._look_at([f for f in plan.steps if isinstance(f, Found)])}
         steps = [looked.get(step.path) if isinstance(step, Found) else step for step in plan.steps]
-        async with self._tree:
+        async with self.tree:
             self._commit(Batch(steps=[step for step in steps if step is not None]))
         appeared = {found.path for found in plan.appeared}
         self._fresh |= {path for path in appeared if self._known.get(path) is not None}
@@ -267,7 +273,7 @@ class Scanner:
         waiting = list(found)
         for at in range(0, len(waiting), BATCH_ENTRIES):
             arrived = await self._look_at(waiting[at : at + BATCH_ENTRIES], readings)
-            async with self._tree:
+            async with self.tree:
                 for arrival in arrived:
                     arrival.fresh = arrival.path in self._fresh
                     self._fresh.discard(arrival.path)
@@ -290,7 +296,7 @@ class Scanner:
     async def _link(self) -> None:
         """Adopt further names of files that the map has; a file that is not there yet comes with a later walk."""
         links, self._links = self._links, []
-        async with self._tree:
+        async with self.tree:
             for link in links:
                 if self._known.get(link.source) is not None and self._stands(link.target):
                     self._commit(Batch(links=[link]))
@@ -390,7 +396,7 @@ class Scanner:
         """Let names go that two walks missed, as soon as what the second one found was read."""
         unread = min(self._reading.values(), default=None)
         ready = [path for path, number in self._removals.items() if unread is None or number < unread]
-        if self._tree.locked() or not ready:
+        if self.tree.locked() or not ready:
             return
         gone = []
         for path in ready:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from spotwarp_fs.core.records import NodeTable, inode_key, key_ino, table_range
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.witness import Seen, Witness
 from spotwarp_fs.directory import leases
-from spotwarp_fs.directory.absent import Absent, Kind
+from spotwarp_fs.directory.absent import Absent, Kind, bytes_to_come
 from spotwarp_fs.directory.comparing import Compared, Verdict, holds
 from spotwarp_fs.directory.drafts import absent_link
 from spotwarp_fs.directory.filling import Filler, has_data
@@ -55,16 +54,42 @@ class PlaceholderTaker:
         except OSError:
             return False
 
-    def marked_below(self, place: bytes) -> Iterator[bytes]:
-        """Give placeholders at or below *place*."""
+    def _is_late(self, place: bytes) -> bool:
+        try:
+            found = leases.absence(place)
+        except OSError:
+            return False
+        return found is not None and found.late
+
+    def clear_out(self, place: bytes) -> None:
+        """Prepare something to be moved aside (blocking): a placeholder in it that holds nothing goes.
+
+        One that somebody has written to is theirs, and is moved with the rest.
+        """
         status = os.lstat(place)
         if stat.S_ISREG(status.st_mode) and self.is_marked(place):
-            yield place
+            self._clear_out_file(place, status)
         if stat.S_ISDIR(status.st_mode):
             with os.scandir(place) as entries:
                 inside = [entry.path for entry in entries]
             for each in inside:
-                yield from self.marked_below(each)
+                self.clear_out(each)
+
+    def _clear_out_file(self, place: bytes, status: os.stat_result) -> None:
+        placeholders = self._site.placeholders
+        if placeholders is not None and any(
+            os.path.samestat(os.fstat(fd), status) for fd in placeholders.recovered.values()
+        ):
+            os.unlink(place)  # under a lease all the time: nobody can have written to it
+            return
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if has_data(fd):
+                leases.clear_mark(fd)
+            else:
+                os.unlink(place)
+        finally:
+            os.close(fd)
 
     async def take(self, plan: Plan, compared: Compared) -> None:
         """Keep what is absent and as it should be; the rest of it is taken out of *compared*, to be laid out anew."""
@@ -72,12 +97,12 @@ class PlaceholderTaker:
         for ino, match in list(compared.matches.items()):
             thing = plan.things[ino]
             if match.verdict is Verdict.LINK:
-                self._filler.add(ino, Absent(Kind.LINK, thing.record.allocated))
+                self._filler.add(ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
             elif match.verdict is Verdict.ABSENT and not self._is_held(ino, match.status):
                 left.append(_Left(thing, match.path, self._mtime_ns(thing)))
             elif match.verdict is Verdict.ABSENT:
                 self._set_right(thing)
-                self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+                self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         for lost in await self._hold_again(left):
             del compared.matches[lost.thing.ino]
             compared.foreign.append(lost.path)
@@ -89,11 +114,14 @@ class PlaceholderTaker:
         return os.path.samestat(os.fstat(placeholders.recovered[ino]), status)
 
     def _set_right(self, thing: Thing) -> None:
-        """Put back the time that a fill which was cut short has changed."""
+        """Put back what a fill, or a drop, that was cut short has changed: size and time."""
         assert self._site.placeholders is not None
         fd = self._site.placeholders.recovered[thing.ino]
         status = os.fstat(fd)
-        if has_data(fd):
+        resized = status.st_size != thing.record.size
+        if resized:
+            os.ftruncate(fd, thing.record.size)
+        if resized or has_data(fd):
             os.utime(fd, ns=(status.st_atime_ns, self._mtime_ns(thing)))
 
     def _mtime_ns(self, thing: Thing) -> int:
@@ -118,7 +146,7 @@ class PlaceholderTaker:
                 os.close(fd)
         for each in left:
             if each.thing.ino in held:
-                self._filler.add(each.thing.ino, Absent(Kind.PLACEHOLDER, each.thing.record.allocated))
+                self._filler.add(each.thing.ino, Absent(Kind.PLACEHOLDER, bytes_to_come(each.thing.record)))
         return [each for each in left if each.thing.ino not in held]
 
     def _open_again(self, left: _Left) -> int | None:
@@ -155,7 +183,7 @@ class PlaceholderTaker:
         for ino in await self._still_held():
             thing = self._thing(ino)
             self._set_right(thing)
-            self._filler.add(ino, Absent(Kind.PLACEHOLDER, thing.record.allocated))
+            self._filler.add(ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
         left: list[_Left] = []
         for ino, witness in self._absent_rows():
             if ino in self._filler.absent:
@@ -201,13 +229,17 @@ class PlaceholderTaker:
         """Sort what a name leads to: a symlink that stands for it, a placeholder without a lease, or a whole file."""
         place = place_of(self._site.root, path)
         if absent_link(place) == thing.ino:
-            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
             return None
         try:
             status = os.lstat(place)
         except OSError:
             return None
         if not witness.same_file(status):
+            return None
+        if self._is_late(place):
+            self._filler.late.add(thing.ino)
+            self._filler.add(thing.ino, Absent(Kind.PLACEHOLDER, bytes_to_come(thing.record)))
             return None
         if self.is_marked(place):
             return _Left(thing, path, witness.mtime_ns)
@@ -231,4 +263,4 @@ class PlaceholderTaker:
                 os.unlink(draft)
             os.symlink(absent_target(thing.ino), draft)
             os.replace(draft, place)
-            self._filler.add(thing.ino, Absent(Kind.LINK, thing.record.allocated))
+            self._filler.add(thing.ino, Absent(Kind.LINK, bytes_to_come(thing.record)))
