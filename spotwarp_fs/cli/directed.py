@@ -21,11 +21,13 @@ from spotwarp_fs.cli.mounted import Served
 from spotwarp_fs.cli.mounts import MountRecord, keeper_socket, remove_record, socket_path, write_record
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.short_path import short_path
-from spotwarp_fs.core.errors import Fenced, UserError
+from spotwarp_fs.core.changesets import ChangeSet
+from spotwarp_fs.core.errors import Fenced, SpotwarpError, UserError
 from spotwarp_fs.core.guard import Step, Wish, decide
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.units import format_size
 from spotwarp_fs.directory import identity
+from spotwarp_fs.directory.dropping import Dropper
 from spotwarp_fs.directory.identity import Owner
 from spotwarp_fs.directory.keeping import open_keeper
 from spotwarp_fs.directory.known import KnownTree
@@ -34,6 +36,7 @@ from spotwarp_fs.directory.restoring import Restorer
 from spotwarp_fs.directory.scanner import Scanner
 from spotwarp_fs.directory.watching import watch
 from spotwarp_fs.engine.control import ControlServer
+from spotwarp_fs.engine.publish import Head
 from spotwarp_fs.engine.session import Drained, Session
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.local.system import SystemWall
@@ -133,7 +136,8 @@ class Directed:
         """Bring the state into the directory if that is wished, and take up what an earlier daemon left absent."""
         if step is Step.ADOPT:
             identity.settle(self._session.workspace, self._root, self._owner, complete=True)
-            return None
+            if self._settings.keep_local is None:
+                return None
         place = self._served.cache_path
         keeper = await held.enter_async_context(
             open_keeper(keeper_socket(self._settings.state_dir, self._wish.mountpoint), place / "keeper.log")
@@ -143,7 +147,13 @@ class Directed:
             session_id=self._session.streamer.head.manifest.session, placeholders=keeper,
             why_no_leases=await trio.to_thread.run_sync(identity.why_no_placeholders, self._root),
         )  # fmt: skip
-        return await (self._restorer.lay_out() if step is Step.LAY_OUT else self._restorer.take_up())
+        match step:
+            case Step.LAY_OUT:
+                return await self._restorer.lay_out()
+            case Step.GO_ON:
+                return await self._restorer.take_up()
+            case Step.ADOPT:
+                return None
 
     async def _scan(self, held: AsyncExitStack, nursery: trio.Nursery) -> None:
         session = self._session
@@ -157,6 +167,27 @@ class Directed:
             filler = self._restorer.filler
             filler.tree, filler.on_seen = self._scanner.tree, self._scanner.saw
             nursery.start_soon(filler.run)
+            if self._settings.keep_local is not None:
+                nursery.start_soon(self._drop_older, Dropper(self._restorer.site, filler), self._settings.keep_local)
+
+    async def _drop_older(self, dropper: Dropper, count: int) -> None:
+        """Give the disk back what only older checkpoints use, after each publish (`keep_local`)."""
+        published = trio.Event()
+
+        def note(head: Head, change_set: ChangeSet) -> None:
+            published.set()
+
+        self._session.streamer.on_published.append(note)
+        while self._session.workspace.fenced is None:
+            try:
+                dropped = await dropper.keep_newest(count)
+            except (SpotwarpError, OSError) as error:
+                self._session.workspace.report(f"older checkpoints stay on the disk: {error}")
+            else:
+                if dropped.files:
+                    log.info("dropped files=%d bytes=%d", dropped.files, dropped.bytes)
+            await published.wait()
+            published = trio.Event()
 
     async def _publish_rest(self) -> Drained:
         """Take a last look at the directory, then publish; programs may write until then (P-12)."""

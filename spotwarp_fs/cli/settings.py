@@ -111,6 +111,15 @@ def _check_intervals(intervals: dict[str, float]) -> dict[str, float]:
     return intervals
 
 
+def _parse_keep_local(value: Any) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"newest +([1-9][0-9]{0,5})", str(value))
+    if match is None:
+        raise UserError(f"{value!r} does not say which checkpoints stay on the disk; write it as `newest 2`")
+    return int(match[1])
+
+
 Size = Annotated[
     int,
     BeforeValidator(_readable(parse_size)),
@@ -122,6 +131,12 @@ Duration = Annotated[
     BeforeValidator(_readable(parse_duration)),
     PlainSerializer(exact_duration, when_used="json"),
     WithJsonSchema({"type": "string", "title": "duration", "description": DURATION_HELP}),
+]
+KeepLocal = Annotated[
+    int | None,
+    BeforeValidator(_readable(_parse_keep_local)),
+    PlainSerializer(lambda count: None if count is None else f"newest {count}", when_used="json"),
+    WithJsonSchema({"type": "string", "title": "newest N", "pattern": "^newest [1-9][0-9]*$"}),
 ]
 AbsolutePath = Annotated[Path, BeforeValidator(_absolute_path)]
 Names = Annotated[tuple[str, ...], AfterValidator(_readable(_check_names))]
@@ -268,6 +283,11 @@ class Settings(Section):
         default="lazy",
         description="After a takeover fetch ahead what will likely be read (lazy), or then also everything else that "
         "fits into four fifths of the cache (all).",
+    )
+    keep_local: KeepLocal = Field(
+        default=None,
+        description="In the directory form: drop checkpoints older than the newest N from the disk once they are "
+        "published, as in `newest 2`; they come back when they are opened. By default nothing is dropped.",
     )
     grace: Duration = Field(
         default=10 * MINUTE_S,

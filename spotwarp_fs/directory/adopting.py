@@ -17,6 +17,7 @@ from spotwarp_fs.core.border import Border
 from spotwarp_fs.core.changes import Recorder
 from spotwarp_fs.core.errors import Refused
 from spotwarp_fs.core.inflight import Mark
+from spotwarp_fs.core.ownnames import absent_inode
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     BlockState,
@@ -35,6 +36,7 @@ from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, BlockIndex, Inode
 from spotwarp_fs.core.witness import Seen, Witness, merged
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.reading import Outcome, Reading
+from spotwarp_fs.directory.witnessing import refused_xattrs
 from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.session import Session
 
@@ -193,6 +195,9 @@ class _Step:
         self._after.append(("move", target, source, outcome.moved.ino, None))
 
     def _arrive(self, arrival: Arrival) -> None:
+        if stat.S_ISLNK(arrival.status.st_mode) and (absent := absent_inode(arrival.target)) is not None:
+            self._stand_in(absent, arrival)
+            return
         present = self._present(arrival)
         if present is None:
             present = self._make(arrival)
@@ -201,6 +206,20 @@ class _Step:
             self._file(present.ino, arrival)
         elif not stat.S_ISDIR(mode):
             self._attributes(present.ino, arrival)
+
+    def _stand_in(self, absent: Inode, arrival: Arrival) -> None:
+        """A symlink that stands for a file which is not here: that file's record is carried over, not a symlink's.
+
+        A copy of one stands for nothing in the workspace, and is left out.
+        """
+        parent, name = self._place(arrival.path)
+        entry = paths.entry(self._recorder, parent, name)
+        if entry is not None and entry.ino == absent:
+            self._see(arrival.path, absent, Witness.of(arrival.status, Seen.ABSENT))
+        else:
+            self._ws.report(
+                f"{os.fsdecode(arrival.path)} is a copy of what stands for a file that is not here: left out"
+            )
 
     def _present(self, arrival: Arrival) -> Node | None:
         """What the map has at the path, if it can stay; something of another kind is removed."""
@@ -301,7 +320,9 @@ class _Step:
         if arrival.xattrs is None:
             return
         present = dict(xattrs.attributes_of(self._recorder, ino))
-        wanted = {**{name: value for name, value in present.items() if not is_visible(name)}, **arrival.xattrs}
+        refused = refused_xattrs(self._recorder, ino)
+        kept = {name: value for name, value in present.items() if name in refused or not is_visible(name)}
+        wanted = {**kept, **arrival.xattrs}
         if wanted == present:
             return
         for name in present.keys() - wanted.keys():

@@ -18,6 +18,7 @@ import trio
 
 from spotwarp_fs.core import treediff
 from spotwarp_fs.core.errors import Fenced, SpotwarpError
+from spotwarp_fs.core.ownnames import is_unmade
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key
 from spotwarp_fs.core.treeplan import Link, Plan
@@ -191,6 +192,7 @@ class Scanner:
             walked = await self._ws.workers.run(
                 Work.DISK, lambda: walk(self._root, self._known, skip=self._is_scratch, directories=directories)
             )
+            walked.vanished[:] = [path for path in walked.vanished if not self._was_never_made(path)]
             self.figures.walks += 1
             number = self.figures.walks
             if walked.complete:
@@ -205,6 +207,11 @@ class Scanner:
 
     def _is_scratch(self, path: bytes) -> bool:
         return self._ws.policies.scratch.matches(path)
+
+    def _was_never_made(self, path: bytes) -> bool:
+        """What this node could not make (a device, say) has not vanished from it: its record is carried over (M-i)."""
+        entry = self._known.get(path)
+        return entry is not None and entry.witness is not None and is_unmade(entry.witness)
 
     def _due_directories(self, now_s: float) -> set[bytes]:
         """Where there are files that must be looked at again, changed or not."""

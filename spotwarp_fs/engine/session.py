@@ -180,7 +180,7 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
             nursery.start_soon(_beat, session)
             for run in (session.rebaser.run, session.gatherer.run, session.history.run, session.collector.run):
                 nursery.start_soon(_lasting, session, run)
-            if claimed.taken_over:
+            if claimed.taken_over and ws.settings.warm_cache:
                 nursery.start_soon(_warm, session)
             yield session
             ws.stopping = True

@@ -54,6 +54,8 @@ class EngineSettings:
     readahead_blocks_max: int = 128
     whole_files_max: int = 4
     """Files that are fetched whole at the same time because of the way they are read."""
+    warm_cache: bool = True
+    """A takeover warms the cache of a mount; a plain directory has none."""
     warm_bytes_max: int = 64 << 30
     """What a takeover fetches unasked, at most (0: nothing), unless `hydrate_all`."""
     warm_cache_share: float = 0.8
