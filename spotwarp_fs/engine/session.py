@@ -120,12 +120,16 @@ class Session:
         """Publish everything if it fits before *deadline_s* (trio's clock); say what was left (P-12)."""
         ws = self.workspace
         number: ManifestNumber | None = None
-        with trio.move_on_at(deadline_s):
-            if ws.fenced is None:
-                with suppress(Fenced):
-                    number = await self.streamer.barrier()
-            if ws.fenced is not None:
-                await self.salvager.finished.wait()
+        ws.drains += 1
+        try:
+            with trio.move_on_at(deadline_s):
+                if ws.fenced is None:
+                    with suppress(Fenced):
+                        number = await self.streamer.barrier()
+                if ws.fenced is not None:
+                    await self.salvager.finished.wait()
+        finally:
+            ws.drains -= 1
         if ws.fenced is not None:
             return self._set_aside(ws.fenced)
         if number is not None and ws.oldest_unpublished_s is None:
