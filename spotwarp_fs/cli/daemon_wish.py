@@ -34,7 +34,7 @@ class DaemonWish:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was mounted, for `spotwarp mount` to print."""
+    """What was mounted, as the daemon tells it."""
 
     mountpoint: str
     workspace: str
@@ -48,4 +48,5 @@ class Ready:
     read_only: bool
     daemon_pid: int
     left_out: tuple[str, ...] = ()
+    """What the served state lacks of the head, each with the command that fetches it."""
     notes: tuple[str, ...] = ()
