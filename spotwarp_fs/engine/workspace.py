@@ -176,6 +176,11 @@ class CountingRecorder(Recorder):
 class Workspace:
     """Everything that the engine's tasks share."""
 
+    drains = 0
+    """Drains under way: while there is one, upkeep changes no rows, which would look unsaved at its end."""
+    notices: tuple[str, ...] = ()
+    """What the user has to know until it is dealt with; `status` shows them all."""
+
     def __init__(
         self,
         kv: KVStore,
@@ -207,8 +212,6 @@ class Workspace:
         self.cut: Cut | None = None
         self.fenced: Fenced | None = None
         self.stopping = False
-        self.drains = 0
-        """Drains under way: while there is one, upkeep changes no rows, which would look unsaved at its end."""
         self.freed = trio.Condition()
         """Notified when blocks become evictable, and when waits must end."""
         self.oldest_unpublished_s: float | None = None
@@ -217,8 +220,6 @@ class Workspace:
         self.intervals = Intervals(policies, settings.interval_s)
         self.bytes_written = 0
         self.reports: deque[str] = deque(maxlen=20)
-        self.notices: tuple[str, ...] = ()
-        """What the user has to know until it is dealt with; `status` shows them all."""
         self.use = Use(data)
         self.files = 0
         self.directories = 0
