@@ -154,7 +154,7 @@ async def _serve_workspace(
     lost: LostMap | None,
 ) -> int:
     in_use = cache.workspace_id is not None
-    workspace_id, scoped = await _open_workspace(settings, name, store, cache)
+    workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at is None)
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data, in_use=in_use)
@@ -210,12 +210,14 @@ def _workspace(
     )
 
 
-async def _open_workspace(settings: Settings, name: str, store: ObjectStore, cache: CacheDir) -> tuple[str, Scoped]:
-    """Find the workspace in the store, or make it; a cache that has its state knows its id without asking."""
+async def _open_workspace(
+    settings: Settings, name: str, store: ObjectStore, cache: CacheDir, *, create: bool
+) -> tuple[str, Scoped]:
+    """Find the workspace in the store, or *create* it; a cache that has its state knows its id without asking."""
     if cache.workspace_id is not None:
         return cache.workspace_id, Scoped(store, workspace_root(name, cache.workspace_id))
     await _check_store(settings, store)
-    workspace_id, scoped = await find_workspace(store, name, create=True, entropy=SystemEntropy())
+    workspace_id, scoped = await find_workspace(store, name, create=create, entropy=SystemEntropy())
     cache.note_workspace_id(workspace_id)
     return workspace_id, scoped
 

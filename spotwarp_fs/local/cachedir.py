@@ -66,9 +66,8 @@ class CacheDir:
         daemon are gone when this returns. A full disk is refused for a new cache only: a daemon that died on a full
         disk must be able to come back and save what it has.
         """
-        path = _refuse_fuse(path, mountpoint)
+        path = make_place(path, mountpoint=mountpoint)
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -242,7 +241,7 @@ class CacheDir:
             raise _unusable(self.path, error) from error
 
     def _is_of(self, workspace: str) -> bool:
-        """Refuse another workspace's cache; False for a new one."""
+        """Refuse another workspace's cache; False for a new one, and for one that never came to hold anything."""
         identity = self.path / "identity"
         try:
             found = json.loads(identity.read_bytes())
@@ -259,12 +258,24 @@ class CacheDir:
                 ExitCode.NEWER_FORMAT,
             )
         if found["workspace"] != workspace:
+            if self.workspace_id is None and not self.salvages():
+                return False  # a first mount that failed, say for a store that was mistyped
             raise UserError(
                 f"cache directory {self.path} belongs to workspace {found['workspace']}, not to {workspace}: "
                 "choose another --cache-dir",
                 ExitCode.CACHE,
             )
         return True
+
+
+def make_place(path: Path, *, mountpoint: Path | None = None) -> Path:
+    """Make the directory for a cache and return its real path, or raise UserError (ExitCode.CACHE)."""
+    real = _refuse_fuse(path, mountpoint)
+    try:
+        real.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return real
 
 
 def _refuse_fuse(path: Path, mountpoint: Path | None) -> Path:
