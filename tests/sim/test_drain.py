@@ -137,6 +137,24 @@ def test_the_collector_changes_nothing_between_the_last_cut_of_a_drain_and_its_a
 
 
 @pytest.mark.promise("P-12")
+def test_a_drain_in_an_outage_is_saved_if_nothing_was_left_to_save() -> None:
+    async def main() -> None:
+        uplink = SilentAtTheEnd(new_store())
+        async with start(uplink, Node(), settings=SETTINGS) as session:
+            await create(session, b"f", NEW)
+            await trio.sleep(60)
+            assert session.workspace.oldest_unpublished_s is None
+            uplink.dead = True
+            drained = await session.drain(trio.current_time() + 20)
+            assert drained.saved, drained.reason
+            assert drained.number == session.streamer.head.manifest.number
+            await create(session, b"g", NEW)
+            assert not (await session.drain(trio.current_time() + 20)).saved
+
+    in_virtual_time(main)
+
+
+@pytest.mark.promise("P-12")
 def test_an_outcome_that_is_unknown_at_the_deadline_is_not_saved() -> None:
     async def main() -> None:
         store = new_store()
