@@ -22,6 +22,7 @@ from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_budget, cache_directory, workspace_of
 from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
 from spotwarp_fs.cli.directed import Directed, engine_settings_here
+from spotwarp_fs.cli.map_loss import notices, open_map, settle_trust
 from spotwarp_fs.cli.mounted import Mounted, mount_options
 from spotwarp_fs.cli.setting_aside import set_cache_aside
 from spotwarp_fs.cli.settings import Settings
@@ -36,6 +37,7 @@ from spotwarp_fs.engine.groups import only_cause
 from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.reader import ReadPorts
 from spotwarp_fs.engine.readonly import serve_state
+from spotwarp_fs.engine.recover import LostMap
 from spotwarp_fs.engine.session import SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.workspace import Workspace
@@ -107,15 +109,16 @@ async def run(wish: DaemonWish, ready: Callable[[Ready], None]) -> int:
         cache_directory(settings, name), f"{settings.store_url()} {name}", mountpoint=Path(wish.mountpoint)
     )
     try:
-        _check_trust(cache)
+        lost = await trio.to_thread.run_sync(settle_trust, cache)
         while True:
             try:
-                return await _serve_workspace(wish, settings, name, store, cache, ready)
+                return await _serve_workspace(wish, settings, name, store, cache, ready, lost)
             except (Exception, BaseExceptionGroup) as error:
                 cause = only_cause(error)
                 if not isinstance(cause, ForeignHead):
                     raise cause from error
                 await trio.to_thread.run_sync(_set_cache_aside, cache, wish, cause)
+                lost = None
     finally:
         cache.close()
         await store.aclose()
@@ -125,15 +128,6 @@ def _check_mount(options: MountOptions) -> None:
     """Refuse what cannot be mounted before anybody is fenced for it."""
     mounting.check_fuse()
     mounting.prepare_mountpoint(options)
-
-
-def _check_trust(cache: CacheDir) -> None:
-    """A map from another boot is not believed, and data files without any state to vouch for them are never served."""
-    if cache.workspace_id is None:
-        cache.clear()
-    elif not cache.map_trusted:
-        log.warning("the map is from another boot, or was never complete: it is built anew from head and journal")
-        cache.discard_map()
 
 
 def _set_cache_aside(cache: CacheDir, wish: DaemonWish, foreign: ForeignHead) -> None:
@@ -160,10 +154,11 @@ async def _serve_workspace(
     store: ObjectStore,
     cache: CacheDir,
     ready: Callable[[Ready], None],
+    lost: LostMap | None,
 ) -> int:
     in_use = cache.workspace_id is not None
-    workspace_id, scoped = await _open_workspace(settings, name, store, cache)
-    kv, data, journal = LmdbKV(cache.map_path), SparseDataFiles(cache.state), Journal(cache.journal_path)
+    workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at is None)
+    kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data, in_use=in_use)
         if wish.form == "directory":
@@ -178,12 +173,15 @@ async def _serve_workspace(
             fresh_map=MemoryKV,
             workspace_name=name,
             at=read_at(wish.at) if wish.at is not None and not wish.restarted else None,
+            lost=lost,
         )
         writer = Writer(socket.gethostname(), os.getpid(), wish.mountpoint, SystemWall().now_ns() / 1e9)
         relatime = settings.mount.atime == "relatime"
         ports = SessionPorts(workspace, scoped, workspace_id, journal, CacheDisk(cache.path), writer, relatime=relatime)
         async with serve(ports, claim) as session, trio.open_nursery() as nursery:
             cache.certify_map()
+            cache.end_rest()
+            workspace.notices = notices(cache, name)
             cache.note_released(released=False)
             nursery.start_soon(kv.watch_readers)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
@@ -220,12 +218,14 @@ def _workspace(
     )
 
 
-async def _open_workspace(settings: Settings, name: str, store: ObjectStore, cache: CacheDir) -> tuple[str, Scoped]:
-    """Find the workspace in the store, or make it; a cache that has its state knows its id without asking."""
+async def _open_workspace(
+    settings: Settings, name: str, store: ObjectStore, cache: CacheDir, *, create: bool
+) -> tuple[str, Scoped]:
+    """Find the workspace in the store, or *create* it; a cache that has its state knows its id without asking."""
     if cache.workspace_id is not None:
         return cache.workspace_id, Scoped(store, workspace_root(name, cache.workspace_id))
     await _check_store(settings, store)
-    workspace_id, scoped = await find_workspace(store, name, create=True, entropy=SystemEntropy())
+    workspace_id, scoped = await find_workspace(store, name, create=create, entropy=SystemEntropy())
     cache.note_workspace_id(workspace_id)
     return workspace_id, scoped
 

@@ -38,7 +38,7 @@ class DaemonWish:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was mounted, for `spotwarp mount` to print."""
+    """What was mounted, as the daemon tells it."""
 
     mountpoint: str
     workspace: str
@@ -52,6 +52,7 @@ class Ready:
     read_only: bool
     daemon_pid: int
     left_out: tuple[str, ...] = ()
+    """What the served state lacks of the head, each with the command that fetches it."""
     notes: tuple[str, ...] = ()
     resumed_from: int | None = None
     """The state that was taken up; None for a new workspace."""

@@ -77,6 +77,7 @@ class WriterDesk:
         now_s = session.publisher.server_now_s()
         with session.workspace.kv.read() as view:
             notes = moved(resumed, self._wish.mountpoint) + not_restored(view, resumed)
+        notes += session.workspace.notices
         return Ready(
             mountpoint=self._wish.mountpoint,
             workspace=self._name,

@@ -129,8 +129,9 @@ class Directed:
             lambda: identity.situation(workspace, self._root, self._owner, number=manifest.number, cut_ns=cut_ns),
         )
         wished = Wish.RESTORE if self._wish.restore else Wish.ADOPT if self._wish.adopt_local else Wish.PLAIN
-        # After a death the question was answered before: a restart goes on with what was begun.
-        return decide(found, Wish.RESTORE if self._wish.restarted and not self._wish.adopt_local else wished)
+        # After a death the directory is this map's own, or its layout is to be finished. If it is neither, because the
+        # map was lost, programs may be at work there: whatever was typed at the start was not meant for that.
+        return decide(found, Wish.PLAIN if self._wish.restarted else wished)
 
     async def _lay_out(self, held: AsyncExitStack, step: Step) -> Report | None:
         """Bring the state into the directory if that is wished, and take up what an earlier daemon left absent."""

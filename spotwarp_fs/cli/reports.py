@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotwarp_fs.cli.daemon_wish import Ready
+
 
 @dataclass(frozen=True, slots=True)
 class MountWish:
@@ -24,26 +26,10 @@ class MountWish:
 
 
 @dataclass(frozen=True, slots=True)
-class MountReport:
+class MountReport(Ready):
     """What was mounted; `mount` prints it when the workspace is usable."""
 
-    mountpoint: str
-    workspace: str
-    store: str
-    form: str
-    created: bool
-    manifest: int
-    age_s: float
-    logical_bytes: int
-    files: int
-    read_only: bool
-    daemon_pid: int
-    supervisor_pid: int
-    left_out: tuple[str, ...] = ()
-    """What the served state lacks of the head, each with the command that fetches it."""
-    notes: tuple[str, ...] = ()
-    resumed_from: int | None = None
-    """The state that was taken up; None for a new workspace, or one that was mounted already."""
+    supervisor_pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

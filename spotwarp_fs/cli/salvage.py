@@ -70,7 +70,7 @@ def copy(salvage_id: str, target: Path, whole: bool, store: str | None, as_json:
         text = f"{done.files:,} files, {format_size(done.bytes_copied)} in {target}"
         output.emit({}, "\n".join([text, *_removed(done.removed)]), as_json=False)
         for path in done.damaged:
-            output.warn(f"{path} has holes: parts of it could not be read when it was set aside")
+            output.warn(f"{path} has holes: parts of it were not here, or could not be read, when it was set aside")
         for line in done.unreadable:
             output.warn(f"not copied: {line}")
     return ExitCode.CORRUPT if done.unreadable else ExitCode.OK

@@ -33,6 +33,8 @@ def set_cache_aside(cache: CacheDir, reason: str) -> Path | None:
 
 
 def _holds_unpublished(cache: CacheDir) -> bool:
+    if cache.rest is not None:
+        return True  # what a damaged map alone could have told
     kv = LmdbKV(cache.map_path)
     try:
         with kv.read() as view:

@@ -31,6 +31,8 @@ def command(mountpoint: str | None, watch: bool, every: str, as_json: bool) -> N
     at risk      age of the oldest write that is not in the store, and how many bytes
     drain        how long it would take to save everything, if writing stopped
     checkpoint   the newest complete one that another node would find
+    fetching     what comes from the store before anybody reads it, after a takeover
+    reads        how many requests wait for the store
     """
     from spotwarp_fs.cli import client
 

@@ -17,6 +17,12 @@ from spotwarp_fs.core.status import Status
 from spotwarp_fs.core.units import format_duration, format_size
 
 IN_FLIGHT_SHOWN: Final = 5
+WARMING: Final = {
+    "trace": "what was read after the last start",
+    "small": "small files",
+    "checkpoint": "the newest checkpoint",
+    "rest": "everything else",
+}
 Row = tuple[str, str, str]
 """Label, text, style."""
 
@@ -42,9 +48,25 @@ def rows(status: Status) -> Iterator[Row]:
         yield "checkpoint", _checkpoint(status), ""
         yield from _rates(status)
     yield "cache", f"{format_size(status.cache_used_bytes)} of {format_size(status.cache_budget_bytes)}", ""
+    yield from _hydration(status)
     yield from _in_flight(status)
     yield "since start", _totals(status), ""
     yield "daemon", f"pid {status.daemon_pid}, supervisor {status.supervisor_pid}, {format_size(status.rss_bytes)}", ""
+
+
+def _hydration(status: Status) -> Iterator[Row]:
+    """What is on its way from the store: asked for, and fetched ahead."""
+    if status.readers_waiting:
+        yield "reads", f"{status.readers_waiting} wait for the store", ""
+    coming = status.hydration
+    if coming is None or coming.fetched_bytes >= coming.wanted_bytes:
+        return
+    how_far = f"{format_size(coming.fetched_bytes)} of {format_size(coming.wanted_bytes)}"
+    files = f"{coming.fetched_files:,} of {coming.wanted_files:,} files"
+    if coming.part:
+        yield "fetching", f"{WARMING.get(coming.part, coming.part)}: {how_far}, {files}", ""
+    else:
+        yield "fetched", f"{how_far}, {files}; the rest comes when it is read", ""
 
 
 def _in_flight(status: Status) -> Iterator[Row]:
@@ -75,6 +97,8 @@ def _alarms(status: Status) -> Iterator[Row]:
             yield "salvage", status.salvage, ""
     elif status.read_only and status.mode == "writer":
         yield "READ-ONLY", "writes are refused", "bold red"
+    for notice in status.notices:
+        yield "NOTICE", notice, "bold yellow"
     if not status.store_reachable:
         yield (
             "STORE",

@@ -114,9 +114,11 @@ def _foreground(wish: DaemonWish, announce: Callable[[MountReport], None]) -> in
 def _supervised(wish: DaemonWish, place: Path, state_dir: Path, announce: Callable[[MountReport], None]) -> int:
     """Start a supervised daemon, or join one that is bringing this very mount back."""
     from spotwarp_fs.fuse.launching import launch_supervised
+    from spotwarp_fs.local.cachedir import make_place
 
     argv = [sys.executable, "-m", "spotwarp_fs.cli.daemon", wish.to_json()]
-    place.mkdir(parents=True, exist_ok=True)
+    # Before anything is written there: it may be inside some workspace.
+    place = make_place(place, mountpoint=Path(wish.mountpoint))
     started = launch_supervised(argv, wish.mountpoint, place / LOG_NAME, START_TIMEOUT_S)
     if started.exit_code != ExitCode.OK:
         raise UserError(started.message or f"the daemon ended; see {place / LOG_NAME}", ExitCode(started.exit_code))

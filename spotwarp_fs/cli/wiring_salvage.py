@@ -20,10 +20,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import trio
+
 from spotwarp_fs.cli import output
 from spotwarp_fs.cli.copying import Copier, Progress, Tree
+from spotwarp_fs.cli.mounts import current_records
 from spotwarp_fs.cli.reading import MAP_BYTES, reading_workspace, run
 from spotwarp_fs.cli.stores import find_workspace, open_store_of, workspace_names
+from spotwarp_fs.cli.wiring_lost_map import copy_lost, kept_bytes, lost_map_of
 from spotwarp_fs.core import paths
 from spotwarp_fs.core.errors import Denied, NotFound, SpotwarpError, Unavailable, UserError
 from spotwarp_fs.core.layout import workspace_root
@@ -47,6 +51,7 @@ from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.local.datafiles import SparseDataFiles
 from spotwarp_fs.local.journal import Journal
 from spotwarp_fs.local.kv import LmdbKV
+from spotwarp_fs.local.rest import is_rest
 from spotwarp_fs.local.system import SystemEntropy, SystemWall
 from spotwarp_fs.store.scoped import Scoped
 
@@ -99,8 +104,9 @@ class Found:
 def kept_here(settings: Settings) -> list[Kept]:
     """Find what was set aside in the caches of this node."""
     caches = sorted((settings.state_dir / "cache").glob("*"))
-    if settings.cache_dir is not None and settings.cache_dir not in caches:
-        caches.append(settings.cache_dir)
+    named = [settings.cache_dir] if settings.cache_dir is not None else []
+    mounted = [Path(record.cache_dir) for record in current_records(settings.state_dir)]
+    caches += [cache for cache in dict.fromkeys(named + mounted) if cache not in caches]
     found: list[Kept] = []
     for cache in caches:
         try:
@@ -168,6 +174,9 @@ def _kept_line(kept: Kept) -> SalvageLine:
 
     epoch = files = unpublished = 0
     reason = kept.reason
+    if is_rest(kept.place):
+        files, unpublished = kept_bytes(kept.place)
+        return SalvageLine(kept.id, kept.workspace, epoch, "node", _age_s(kept.place), files, unpublished, reason)
     try:
         kv = LmdbKV(kept.place / "map")
         try:
@@ -202,6 +211,9 @@ def salvage_copy(
     _check_target(target)
 
     async def copied() -> SalvageReport:
+        found = await _find(loaded.settings, salvage_id)
+        if found.kept is not None and is_rest(found.kept.place):
+            return await trio.to_thread.run_sync(copy_lost, found.kept.place, target, on_progress)
         async with _opened(loaded.settings, salvage_id) as salvaged:
             tree = salvaged.reader if whole else _Chosen(salvaged)
             copier = _Copier(tree, salvage_id, on_progress)
@@ -320,7 +332,7 @@ async def _opened_kept(settings: Settings, kept: Kept) -> AsyncIterator[Salvaged
         scoped = Scoped(store, workspace_root(kept.workspace, workspace_id))
         ports = ReadPorts(scoped, lambda: reading_workspace(settings, kv, data))
         if not has_state(kv):
-            await rebuild_kept(ports, journal)
+            await rebuild_kept(ports, journal, lost_map_of(kept.place))
         yield open_kept(ports)
     finally:
         journal.close()

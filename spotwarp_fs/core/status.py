@@ -40,6 +40,19 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Hydration:
+    """What is brought from the store before anybody asks for it; what is wanted is known a thousand files ahead."""
+
+    part: str
+    """`trace`, `small`, `checkpoint` or `rest`; empty once nothing more comes in background."""
+    wanted_bytes: int = 0
+    fetched_bytes: int = 0
+    wanted_files: int = 0
+    fetched_files: int = 0
+    """Files of which everything wanted is here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Everything `spotwarp status` shows."""
 
@@ -73,6 +86,12 @@ class Status:
     read_only: bool = False
     store_reachable: bool = True
     store_error: str | None = None
+    notices: tuple[str, ...] = ()
+    """What was lost or set aside on this node and not dealt with yet, in words."""
+    hydration: Hydration | None = None
+    """None where nothing is fetched ahead: on the node that wrote it, and in a mount that only looks."""
+    readers_waiting: int = 0
+    """Requests that wait for blocks from the store."""
     last_publish_s: float | None = None
     """Seconds since this daemon last published; None before the first time."""
     rss_bytes: int = 0
@@ -93,6 +112,9 @@ class Status:
         checkpoint = known.get("newest_safe_checkpoint")
         known["newest_safe_checkpoint"] = SafeCheckpoint(**_known(SafeCheckpoint, checkpoint)) if checkpoint else None
         known["in_flight"] = tuple(InFlightItem(**_known(InFlightItem, item)) for item in known.get("in_flight", ()))
+        hydration = known.get("hydration")
+        known["hydration"] = Hydration(**_known(Hydration, hydration)) if hydration else None
+        known["notices"] = tuple(known.get("notices", ()))
         known["totals"] = Totals(**_known(Totals, known.get("totals", {})))
         try:
             return cls(**known)

@@ -8,6 +8,7 @@ not ours means lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_ahead, read_manifest
-from spotwarp_fs.engine.recover import recover
+from spotwarp_fs.engine.recover import LostMap, recover
 from spotwarp_fs.engine.scratch import carried
 from spotwarp_fs.engine.states import Latest, StateWish, find_state
 from spotwarp_fs.engine.takeover import Taken, Takeover
@@ -79,6 +80,7 @@ class Claim:
         fresh_map: Callable[[], KVStore],
         workspace_name: str = "",
         at: StateWish | None = None,
+        lost: LostMap | None = None,
     ) -> None:
         self._ws = workspace
         self._store = store
@@ -89,6 +91,7 @@ class Claim:
         self._fresh_map = fresh_map
         self._workspace_name = workspace_name
         self._at = at
+        self._lost = lost
         self._known_sessions = frozenset(
             record.session for record in journal.records() if isinstance(record, SessionBegun)
         )
@@ -115,15 +118,22 @@ class Claim:
             return await self._restart(Head(decode(body), digest_of(body)))
         found = await find_head(self._store)
         if found is None:
+            self._give_up_files()
             return await self._create()
         head, server_time_s = found
         self._note_server_time(server_time_s)
-        if any(isinstance(record, Changes) for record in self._journal.records()):
+        if self._lost is not None or any(isinstance(record, Changes) for record in self._journal.records()):
             return await self._recover(head)
-        for ino in list(self._ws.data.inodes()):
-            self._ws.data.remove(ino)  # nothing vouches for what another start left
+        self._give_up_files()
         await self._be_polite(head)
         return await self._take_over(head)
+
+    def _give_up_files(self) -> None:
+        """Nothing vouches for what another start left."""
+        for ino in list(self._ws.data.inodes()):
+            if self._lost is not None:
+                self._lost.rest.keep(ino, frozenset(), math.inf)
+            self._ws.data.remove(ino)
 
     async def _be_polite(self, head: Head) -> None:
         """Refuse while the head's writer is alive, unless asked to take over; safety does not depend on it."""
@@ -178,7 +188,7 @@ class Claim:
         """A cache without a map that may be believed: head and journal, if the head is its own (C4)."""
         if head.manifest.session not in self._known_sessions:
             raise ForeignHead(head)
-        state = await recover(self._ws, self._store, self.metadata, self.health, head, self._journal)
+        state = await recover(self._ws, self._store, self.metadata, self.health, head, self._journal, lost=self._lost)
         publisher = self._publisher(head)
         await self._raise(publisher, head)
         return Claimed(publisher, head.manifest.base, state.base, False, head.manifest)

@@ -40,7 +40,7 @@ from spotwarp_fs.engine.rebase import NewBase
 from spotwarp_fs.engine.repack import LoadMap, Repacker
 from spotwarp_fs.engine.seal import Sealer
 from spotwarp_fs.engine.stream import Streamer
-from spotwarp_fs.engine.workspace import Workspace
+from spotwarp_fs.engine.workspace import Draining, Workspace
 
 ANCHORS = {Reason.NAMED, Reason.PINNED}
 DELETED_PER_REQUEST = 500
@@ -105,6 +105,8 @@ class Collector:
         while self._ws.fenced is None:
             try:
                 await self.collect()
+            except Draining:
+                pass
             except (SpotwarpError, OSError) as error:
                 self._ws.report(f"nothing was collected: {error}")
             await trio.sleep(self._ws.settings.collect_period_s)
@@ -262,6 +264,7 @@ class Collector:
 
     def _put_rows(self, rows: Callable[[KVRead], Mapping[bytes, bytes | None]]) -> None:
         """Change bookkeeping rows in one step with the look that they are made from."""
+        self._ws.check_no_drain()
         with self._ws.kv.read() as view:
             changes = dict(rows(view))
         if changes:

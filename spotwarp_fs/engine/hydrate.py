@@ -7,6 +7,7 @@ the bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,6 +51,8 @@ class Fetch:
     turn: Turn
     wanted: bool
     """Somebody waits for it."""
+    here: bool = False
+    """Its bytes have come."""
     done: trio.Event = field(default_factory=trio.Event)
 
 
@@ -69,6 +72,7 @@ class Hydrator:
         self._whole: set[Inode] = set()
         self.bytes_coming = 0
         """Bytes of blocks on their way: they will need room."""
+        self.readers_waiting = 0
         self.spare_blocks: Callable[[], int] = lambda: settings.readahead_blocks_max
         """How much may be fetched ahead of demand without outgrowing the cache's budget."""
         self.room_unasked: Callable[[], int] = lambda: 0
@@ -99,9 +103,13 @@ class Hydrator:
                 if reason is not None:
                     raise Refused(EIO, reason)
             fetches = self._start([(ino, block) for block in missing], Rank.DEMAND)
-            with trio.move_on_at(min(deadline, trio.current_time() + LOOK_UP_S)):
-                for fetch in fetches:
-                    await fetch.done.wait()
+            self.readers_waiting += 1
+            try:
+                with trio.move_on_at(min(deadline, trio.current_time() + LOOK_UP_S)):
+                    for fetch in fetches:
+                        await fetch.done.wait()
+            finally:
+                self.readers_waiting -= 1
             if for_write:
                 self._ws.check_writable()
             if given_up is not None and given_up():
@@ -167,13 +175,22 @@ class Hydrator:
             self._start(missing[:room], Rank.BACKGROUND)
         return len(missing) <= room or not missing
 
-    async def background(self, places: Sequence[Place], may_take: Callable[[int], bool]) -> list[Fetch]:
+    def missing(self, places: Iterable[Place]) -> Counter[Inode]:
+        """Count by inode the bytes of *places* that are neither here nor on their way."""
+        found = Counter[Inode]()
+        for item in self._missing(places):
+            found[item.ino] += item.frame.raw_bytes
+        return found
+
+    async def background(
+        self, places: Sequence[Place], may_take: Callable[[int], bool], begun: list[Fetch] | None = None
+    ) -> list[Fetch]:
         """Start fetching what is missing of *places*, about in their order, neighbours in a pack together.
 
         Waits while the store is away and whenever the background has no turn; ends early as soon as *may_take* refuses
-        the bytes of a request, and when nothing may be fetched any more. Returns what it began.
+        the bytes of a request, and when nothing may be fetched any more. Returns what it began, added to *begun*.
         """
-        begun: list[Fetch] = []
+        begun = [] if begun is None else begun
         for run in self._background_runs(places):
             while not self._health.reachable and not self._over:
                 await trio.sleep(self._ws.settings.outage_probe_s)
@@ -262,6 +279,7 @@ class Hydrator:
                 self._turns.leave(turn)
             for at, (fetch, raw) in enumerate(zip(fetches, contents, strict=True)):
                 self._install(*fetch.item, raw)
+                fetch.here = True
                 self._done(fetch)
                 if at % INSTALLS_PER_STEP == INSTALLS_PER_STEP - 1:
                     await trio.lowlevel.checkpoint()

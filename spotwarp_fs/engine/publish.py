@@ -38,7 +38,7 @@ async def read_manifest(store: ObjectStore, number: ManifestNumber) -> tuple[Hea
     for attempt in range(CORRUPT_TRIES):
         found = await store.get(layout.manifest_key(number), lane=Lane.CONTROL)
         try:
-            manifest = decode(found.body)
+            manifest = decode(found.body, what=f"manifest {number}")
             break
         except Corrupt:
             if attempt == CORRUPT_TRIES - 1:
@@ -86,7 +86,13 @@ async def find_head(store: ObjectStore) -> tuple[Head, float] | None:
             low = middle
         else:
             high = middle
-    return None if low == 0 else await read_manifest(store, ManifestNumber(low))
+    if low == 0:
+        return None
+    try:
+        return await read_manifest(store, ManifestNumber(low))
+    except Corrupt as error:
+        older = f"; older states can be read, read-only: --at {low - 1} and below" if low > 1 else ""
+        raise Corrupt(f"the newest state of {store.url} cannot be read: {error}{older}") from error
 
 
 async def _hinted(store: ObjectStore) -> int:

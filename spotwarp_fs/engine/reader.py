@@ -28,7 +28,7 @@ from spotwarp_fs.engine.load import load_state
 from spotwarp_fs.engine.metadata import Metadata
 from spotwarp_fs.engine.packstore import PackStore
 from spotwarp_fs.engine.publish import Head, find_head, read_manifest
-from spotwarp_fs.engine.states import StateWish, find_state, snapshot_names
+from spotwarp_fs.engine.states import Numbered, StateWish, find_state, snapshot_names
 from spotwarp_fs.engine.workspace import Workspace
 
 STARTS_MAX = 5
@@ -293,7 +293,7 @@ async def _load_settled(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery
     attempt = 0
     while True:
         attempt += 1
-        found = await find_head(ports.store)
+        found = await _find_start(ports.store, wish)
         if found is None:
             raise NotFound(f"{ports.store.url} has no published state yet")
         reader = Reader(ports, found[0])
@@ -307,6 +307,16 @@ async def _load_settled(ports: ReadPorts, wish: StateWish, nursery: trio.Nursery
             if reader.manifest.number < found[0].manifest.number and isinstance(error.__cause__, NotFound):
                 raise NotFound(f"manifest {reader.manifest.number} is no longer kept whole: {error}") from error
             raise
+
+
+async def _find_start(store: ObjectStore, wish: StateWish) -> tuple[Head, float] | None:
+    """Find the head; a damaged one must not keep anybody from an older state that is asked for by its number."""
+    try:
+        return await find_head(store)
+    except Corrupt:
+        if not isinstance(wish, Numbered):
+            raise
+        return await read_manifest(store, wish.number)
 
 
 async def _has_moved(store: ObjectStore, head: Head) -> bool:

@@ -107,6 +107,7 @@ class Repacker:
         """Upload, then let every block that still has the old frame have the new one: one step."""
         old = {(ref.digest, ref.raw_bytes): ref for ref in blocks}
         refs = await self._sealer.store_pack(builder)
+        self._ws.check_no_drain()
         with self._ws.change() as recorder:
             for ref in refs:
                 before = old[ref.digest, ref.raw_bytes]

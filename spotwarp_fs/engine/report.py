@@ -123,6 +123,9 @@ class Reporter:
             store_reachable=session.health.reachable,
             store_error=session.health.last_error or (ws.reports[-1] if ws.reports else None),
             last_publish_s=now - published_s if published_s is not None else None,
+            notices=ws.notices,
+            hydration=session.warmer.progress() if session.claimed.taken_over else None,
+            readers_waiting=session.hydrator.readers_waiting,
             files=ws.files,
             logical_bytes=ws.logical_bytes,
             totals=Totals(

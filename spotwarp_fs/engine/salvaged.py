@@ -24,7 +24,7 @@ from spotwarp_fs.core.types import BLOCK_BYTES, ManifestNumber, ObjectKey, PackI
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, apply_state, load_state
 from spotwarp_fs.engine.publish import Head, find_head, read_manifest
 from spotwarp_fs.engine.reader import Piece, Reader, ReadPorts
-from spotwarp_fs.engine.recover import recover
+from spotwarp_fs.engine.recover import LostMap, recover
 
 DELETED_PER_REQUEST = 500
 
@@ -149,7 +149,7 @@ def has_state(kv: KVStore) -> bool:
         return view.get(HEAD_KEY) is not None
 
 
-async def rebuild_kept(ports: ReadPorts, journal: JournalLog) -> None:
+async def rebuild_kept(ports: ReadPorts, journal: JournalLog, lost: LostMap | None = None) -> None:
     """Build the map anew from the last manifest of the journal's sessions and what the journal proves (C4).
 
     Raises NotFound when no such manifest exists.
@@ -163,7 +163,7 @@ async def rebuild_kept(ports: ReadPorts, journal: JournalLog) -> None:
     if head is None:
         raise NotFound("no manifest is by a session of this cache: it had published nothing, and its map is gone")
     reader = Reader(ports, head)
-    await recover(reader.workspace, ports.store, reader.metadata, reader.health, head, journal)
+    await recover(reader.workspace, ports.store, reader.metadata, reader.health, head, journal, lost=lost)
 
 
 def open_kept(ports: ReadPorts) -> Salvaged:

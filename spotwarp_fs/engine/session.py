@@ -120,20 +120,26 @@ class Session:
         """Publish everything if it fits before *deadline_s* (trio's clock); say what was left (P-12)."""
         ws = self.workspace
         number: ManifestNumber | None = None
-        with trio.move_on_at(deadline_s):
-            if ws.fenced is None:
-                with suppress(Fenced):
-                    number = await self.streamer.barrier()
-            if ws.fenced is not None:
-                await self.salvager.finished.wait()
+        ws.drains += 1
+        try:
+            with trio.move_on_at(deadline_s):
+                if ws.fenced is None:
+                    with suppress(Fenced):
+                        number = await self.streamer.barrier()
+                if ws.fenced is not None:
+                    await self.salvager.finished.wait()
+        finally:
+            ws.drains -= 1
         if ws.fenced is not None:
             return self._set_aside(ws.fenced)
         if number is not None and ws.oldest_unpublished_s is None:
             return Drained(True, number)
+        left, changes = dirty_bytes(ws) + self.sealer.bytes_unnamed, self._unpublished_changes()
+        head = self.streamer.head.manifest.number
+        if not left and not changes:
+            return Drained(True, head)  # only the barrier's own mark is missing, as in an outage
         late = "more was written meanwhile" if number is not None else "the deadline came first"
-        reason = self.health.last_error or late
-        left = dirty_bytes(ws) + self.sealer.bytes_unnamed
-        return Drained(False, self.streamer.head.manifest.number, left, self._unpublished_changes(), reason)
+        return Drained(False, head, left, changes, self.health.last_error or late)
 
     def _set_aside(self, fenced: Fenced) -> Drained:
         """A fenced session saves nothing; when nothing was left to save, that is as good."""

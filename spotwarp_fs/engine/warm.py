@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import stat
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -31,6 +32,7 @@ from spotwarp_fs.core.records import (
     table_range,
 )
 from spotwarp_fs.core.scratch import is_scratch
+from spotwarp_fs.core.status import Hydration
 from spotwarp_fs.core.trace import TRACE_KEY, Roles, decode
 from spotwarp_fs.core.types import BlockIndex, Inode
 from spotwarp_fs.engine.budget import Budget
@@ -71,6 +73,11 @@ class Warmer:
         self._full = False
         self.part = "none yet"
         """What is being brought; empty once there is nothing more to do."""
+        self._wanted = Counter[Inode]()
+        """Bytes that were missing when their file's turn came."""
+        self._brought = Counter[Inode]()
+        """Bytes that came since, of parts that have ended; those of the present part are counted when asked for."""
+        self._begun: list[Fetch] = []
 
     async def run(self) -> None:
         """Bring everything in its order; returns when that is done or nothing more may come."""
@@ -113,17 +120,34 @@ class Warmer:
         """Fetch one part, file maps first; the next part begins when this one is here."""
         self.part, before = name, self._left_bytes
         for _ in range(ROUNDS_MAX):
-            begun: list[Fetch] = []
+            begun = self._begun = list[Fetch]()
             for at in range(0, len(wishes), FILES_AT_ONCE):
                 if self._full:
                     break
                 places = await self._places(wishes[at : at + FILES_AT_ONCE])
-                begun += await self._hydrator.background(places, self._may_take)
+                self._wanted |= self._hydrator.missing(places) + self._brought
+                await self._hydrator.background(places, self._may_take, begun)
             for fetch in begun:
                 await fetch.done.wait()
+            self._brought, self._begun = self._brought_so_far(), []
             if not begun or self._full:
                 break
+        if not self._full:
+            self._wanted = self._brought.copy()  # readers fetched the rest, or it is damaged
         log.info("warm part=%s files=%d bytes=%d full=%s", name, len(wishes), before - self._left_bytes, self._full)
+
+    def progress(self) -> Hydration:
+        """Say how far this is, for people; what readers had fetched meanwhile is not counted as missing."""
+        brought = self._brought_so_far()
+        done = sum(1 for ino, wanted in self._wanted.items() if brought[ino] >= wanted)
+        return Hydration(self.part, self._wanted.total(), brought.total(), len(self._wanted), done)
+
+    def _brought_so_far(self) -> Counter[Inode]:
+        found = self._brought.copy()
+        for fetch in self._begun:
+            if fetch.here:
+                found[fetch.item.ino] += fetch.item.frame.raw_bytes
+        return found
 
     def _may_take(self, count: int) -> bool:
         room = self._budget.room_unasked() - self._hydrator.bytes_coming

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from spotwarp_fs.core.changes import SEQ_KEY, ChangeCounter, Recorder
-from spotwarp_fs.core.errors import Fenced, Refused
+from spotwarp_fs.core.errors import Fenced, Refused, SpotwarpError
 from spotwarp_fs.core.policies import Policies
 from spotwarp_fs.core.ports import DataFiles, Entropy, KVRead, KVStore, KVWrite, Wall, Workers
 from spotwarp_fs.core.records import (
@@ -50,6 +50,10 @@ log = logging.getLogger(__name__)
 
 NEXT_INODE_KEY = NodeTable.META + b"next_inode"
 EROFS = 30
+
+
+class Draining(SpotwarpError):
+    """Upkeep has to wait for the end of a drain."""
 
 
 class Generations:
@@ -171,6 +175,11 @@ class CountingRecorder(Recorder):
 
 class Workspace:
     """Everything that the engine's tasks share."""
+
+    drains = 0
+    """Drains under way: while there is one, upkeep changes no rows, which would look unsaved at its end."""
+    notices: tuple[str, ...] = ()
+    """What the user has to know until it is dealt with; `status` shows them all."""
 
     def __init__(
         self,
@@ -294,6 +303,11 @@ class Workspace:
         """Note something that the user should see; the newest few are kept for `status`."""
         self.reports.append(message)
         log.warning(message)
+
+    def check_no_drain(self) -> None:
+        """Refuse upkeep's changes while a drain is under way."""
+        if self.drains:
+            raise Draining("a drain is under way, which upkeep must not give more to publish: try again later")
 
     def check_writable(self) -> None:
         """Refuse changes once fenced (EROFS)."""

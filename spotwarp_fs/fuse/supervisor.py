@@ -34,7 +34,15 @@ from spotwarp_fs.fuse.mountinfo import mounts_at
 log = logging.getLogger("spotwarp.supervisor")
 
 FINAL_CODES: Final = frozenset(
-    {ExitCode.OK, ExitCode.USAGE, ExitCode.CONFIG, ExitCode.FENCED, ExitCode.NOT_SAVED, ExitCode.NEWER_FORMAT}
+    {
+        ExitCode.OK,
+        ExitCode.USAGE,
+        ExitCode.CONFIG,
+        ExitCode.FENCED,
+        ExitCode.NOT_SAVED,
+        ExitCode.WOULD_WIPE,
+        ExitCode.NEWER_FORMAT,
+    }
 )
 """Exit codes that a restart would only repeat, or that say the daemon was done."""
 BACKOFF_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)

@@ -5,7 +5,9 @@
     <cache>/state/map/               LMDB; `trusted` in it names the boot (and the directory) it was made under
     <cache>/state/journal            fsync journal
     <cache>/state/data, state/spool  data files, what cuts have set aside
-    <cache>/salvage/<n>-<time>/      a `state` moved here whole, with `reason`
+    <cache>/state/rest               while a lost map is built anew: the salvage for bytes that nothing vouches for
+    <cache>/salvage/<n>-<time>/      a `state` moved here whole, with `reason`; or, marked by `lost_map`, a damaged map
+                                     and the bytes that only it vouched for (`rest.py`)
 
 Invariant: one daemon per cache directory, one workspace per cache directory, and `state` is moved as one, so that a map
 never stands beside another map's bytes.
@@ -30,6 +32,7 @@ from spotwarp_fs.local.mountinfo import fuse_mount_of
 from spotwarp_fs.local.punching import probe_punching
 
 CACHE_FORMAT: Final = 1
+LOST_MAP: Final = "lost_map"
 FREE_BYTES_MIN: Final = 16 << 20
 
 _ADVICE: Final = {
@@ -63,9 +66,8 @@ class CacheDir:
         daemon are gone when this returns. A full disk is refused for a new cache only: a daemon that died on a full
         disk must be able to come back and save what it has.
         """
-        path = _refuse_fuse(path, mountpoint)
+        path = make_place(path, mountpoint=mountpoint)
         try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -106,6 +108,39 @@ class CacheDir:
         (self.map_path / "trusted").unlink(missing_ok=True)
         shutil.rmtree(self.map_path, ignore_errors=False)
         self.map_path.mkdir()
+
+    def set_map_aside(self, reason: str) -> Path:
+        """Move a damaged map into a salvage of its own, with a copy of the journal; everything else stays.
+
+        From then on, and also after a kill, `rest` says where that salvage is, until `end_rest`.
+        """
+        place = self.rest or self._new_salvage()
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "reason").write_text(f"the metadata map was damaged: {reason}\n")
+        (place / LOST_MAP).touch()
+        if self.journal_path.exists() and not (place / "journal").exists():
+            shutil.copyfile(self.journal_path, place / "journal")
+        draft = self.state / "rest.new"
+        draft.write_text(place.name)
+        draft.replace(self.state / "rest")
+        if not (place / "map").exists():
+            os.rename(self.map_path, place / "map")
+            self.map_path.mkdir()
+        for changed in (place.parent, self.path, self.state):
+            sync_directory(changed)
+        return place
+
+    @property
+    def rest(self) -> Path | None:
+        """The salvage of the damaged map that is being replaced, if one is."""
+        try:
+            return self.path / "salvage" / (self.state / "rest").read_text()
+        except FileNotFoundError:
+            return None
+
+    def end_rest(self) -> None:
+        """The lost map is replaced."""
+        (self.state / "rest").unlink(missing_ok=True)
 
     @property
     def workspace_id(self) -> str | None:
@@ -149,12 +184,10 @@ class CacheDir:
     def set_aside_as_salvage(self, reason: str) -> Path:
         """Move the whole state to `salvage/<n>-<time>` and begin an empty one; map and journal must be closed."""
         (self.state / "reason").write_text(reason + "\n")
-        salvage = self.path / "salvage"
-        salvage.mkdir(exist_ok=True)
-        number = max((int(place.name.split("-")[0]) for place in self.salvages()), default=0) + 1
-        target = salvage / f"{number:04d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        target = self._new_salvage()
+        target.parent.mkdir(exist_ok=True)
         os.rename(self.state, target)
-        for changed in (salvage, self.path):
+        for changed in (target.parent, self.path):
             sync_directory(changed)
         self._prepare()
         return target
@@ -163,6 +196,10 @@ class CacheDir:
         """Return what was set aside, oldest first."""
         salvage = self.path / "salvage"
         return sorted(salvage.iterdir()) if salvage.is_dir() else []
+
+    def _new_salvage(self) -> Path:
+        number = max((int(place.name.split("-")[0]) for place in self.salvages()), default=0) + 1
+        return self.path / "salvage" / f"{number:04d}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
 
     def free_bytes(self) -> int:
         """Return what may still be written on its disk."""
@@ -204,7 +241,7 @@ class CacheDir:
             raise _unusable(self.path, error) from error
 
     def _is_of(self, workspace: str) -> bool:
-        """Refuse another workspace's cache; False for a new one."""
+        """Refuse another workspace's cache; False for a new one, and for one that never came to hold anything."""
         identity = self.path / "identity"
         try:
             found = json.loads(identity.read_bytes())
@@ -221,12 +258,24 @@ class CacheDir:
                 ExitCode.NEWER_FORMAT,
             )
         if found["workspace"] != workspace:
+            if self.workspace_id is None and not self.salvages():
+                return False  # a first mount that failed, say for a store that was mistyped
             raise UserError(
                 f"cache directory {self.path} belongs to workspace {found['workspace']}, not to {workspace}: "
                 "choose another --cache-dir",
                 ExitCode.CACHE,
             )
         return True
+
+
+def make_place(path: Path, *, mountpoint: Path | None = None) -> Path:
+    """Make the directory for a cache and return its real path, or raise UserError (ExitCode.CACHE)."""
+    real = _refuse_fuse(path, mountpoint)
+    try:
+        real.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return real
 
 
 def _refuse_fuse(path: Path, mountpoint: Path | None) -> Path:

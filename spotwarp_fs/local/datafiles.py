@@ -104,7 +104,7 @@ class SparseDataFiles:
         file = self._files.use(self._path(ino))
         if file is not None:
             with file as fd:
-                for start, stop in list(_data_extents(fd)):
+                for start, stop in list(data_extents(fd)):
                     for index in range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
                         if index not in blocks:
                             punch_hole(fd, index * BLOCK_BYTES, BLOCK_BYTES)
@@ -202,7 +202,7 @@ class SparseDataFiles:
         self._files.close()
 
     def _path(self, ino: Inode) -> str:
-        return f"{self._data}/{ino & 0xFF:02x}/{ino:x}"
+        return data_name(self._data, ino)
 
     def _pread(self, path: str, offset: int, length: int, *, must_exist: bool = False) -> bytes:
         file = self._files.use(path)
@@ -243,6 +243,16 @@ class SparseDataFiles:
             return aside
 
 
+def data_name(data: str, ino: Inode) -> str:
+    """Return where the data file of *ino* lies in the directory *data*."""
+    return f"{data}/{ino & 0xFF:02x}/{ino:x}"
+
+
+def data_path(directory: Path, ino: Inode) -> Path:
+    """Return where the data file of *ino* lies below the *directory* of a `SparseDataFiles`."""
+    return Path(data_name(os.fspath(directory / "data"), ino))
+
+
 class _Aside:
     """What one cut has set aside."""
 
@@ -266,7 +276,7 @@ class _Scratch(local):
         return self._buffer
 
 
-def _data_extents(fd: int) -> Iterator[tuple[int, int]]:
+def data_extents(fd: int) -> Iterator[tuple[int, int]]:
     """Give the parts of a file that are not holes."""
     position = 0
     while True:

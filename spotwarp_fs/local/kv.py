@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import lmdb
 import trio
@@ -25,30 +25,36 @@ MAP_BYTES: Final = 64 << 30 if sys.maxsize > 1 << 32 else 1 << 30
 """Address space, not disk: the file is as long as what was ever written."""
 MAP_BYTES_MIN: Final = 1 << 28
 READERS_MAX: Final = 512
+_PROBE_KEY: Final = b"\xff probe"
 READER_CHECK_S: Final = 60.0
 SPARE_READERS: Final = 16
 """Ended read transactions kept for reuse: a read then costs one renewal."""
 
 _DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, lmdb.VersionMismatchError)
 
+Damage = Callable[[str], None]
+"""Hears what LMDB said, once a map turns out damaged while it is open."""
+
 
 class LmdbKV:
     """`core.ports.KVStore` on LMDB, in the directory *path*, which no other process may have open.
 
     A write block belongs to the thread that opened it and is not nested; a second thread waits for it to end. A
-    snapshot may wander between threads, used by one at a time.
+    snapshot may wander between threads, used by one at a time. When LMDB finds the open file damaged, *on_damage* hears
+    of it (on whatever thread that is) before Corrupt is raised.
     """
 
-    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES) -> None:
+    def __init__(self, path: Path, *, map_bytes: int = MAP_BYTES, on_damage: Damage | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._env = _open(path, map_bytes)
+        self._on_damage = on_damage
         self._env.reader_check()
         self._writer = 0
 
     def read(self) -> _Read:
         """Open a read view for one step."""
-        return _Read(self._env, self._path)
+        return _Read(self)
 
     def write(self) -> _Write:
         """Open the write transaction for one step.
@@ -60,7 +66,7 @@ class LmdbKV:
 
     def snapshot(self) -> _Snapshot:
         """Open a read view that may be kept across awaits and used in a worker thread."""
-        return _Snapshot(self._env.begin())
+        return _Snapshot(self)
 
     def reader_check(self) -> int:
         """Free the slots of readers whose process died, which pin pages for ever (M-g); call it each minute."""
@@ -76,23 +82,58 @@ class LmdbKV:
         """Return what the map occupies on disk; it never shrinks."""
         return os.stat(self._path / "data.mdb").st_blocks * 512
 
+    def length_bytes(self) -> int:
+        """Return how long the file is by its own count of pages."""
+        return (int(self._env.info()["last_pgno"]) + 1) * int(self._env.stat()["psize"])
+
+    def check_pages(self) -> int:
+        """Visit every page and every row, and allocate one; gives the number of rows or raises Corrupt.
+
+        A file that is cut short or badly damaged may kill the process instead: ask from one that may die.
+        """
+        try:
+            with self._env.begin(write=True) as txn:
+                txn.put(_PROBE_KEY, b"")
+                txn.abort()
+            with open(os.devnull, "wb") as nowhere:
+                self._env.copyfd(nowhere.fileno(), compact=True)
+            return self._count_rows()
+        except lmdb.Error as error:
+            self._translate(error)
+
+    def _count_rows(self) -> int:
+        rows, last = 0, b""
+        with self._env.begin() as txn:
+            for rows, (key, _) in enumerate(txn.cursor().iternext(), 1):  # noqa: B007 (the last number is the answer)
+                if key <= last:
+                    raise Corrupt(f"the metadata map in {self._path} is damaged: {key!r} stands after {last!r}")
+                last = key
+        return rows
+
     def close(self) -> None:
         """Close the map; open snapshots end with it."""
         self._env.close()
+
+    def _translate(self, error: lmdb.Error) -> NoReturn:
+        if self._on_damage is not None and isinstance(error, _DAMAGED):
+            self._on_damage(str(error))
+        _raise_translated(error, self._path)
 
 
 class _Read:
     """A read view that lasts for a `with` block."""
 
-    __slots__ = ("_env", "_path", "_txn", "get")
+    __slots__ = ("_kv", "_txn", "get")
     get: Callable[[bytes], bytes | None]
 
-    def __init__(self, env: Any, path: Path) -> None:
-        self._env = env
-        self._path = path
+    def __init__(self, kv: LmdbKV) -> None:
+        self._kv = kv
 
     def __enter__(self) -> _Read:
-        self._txn = self._env.begin()
+        try:
+            self._txn = self._kv._env.begin()
+        except lmdb.Error as error:
+            self._kv._translate(error)
         self.get = self._txn.get
         return self
 
@@ -103,7 +144,7 @@ class _Read:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._txn.abort()
         if isinstance(error, lmdb.Error):
-            _raise_translated(error, self._path)
+            self._kv._translate(error)
 
 
 class _Write:
@@ -124,7 +165,10 @@ class _Write:
         kv, me = self._kv, get_ident()
         # LMDB's write lock is not recursive: a nested block would wait for itself for ever.
         assert kv._writer != me, "a write transaction is open in this thread"
-        txn = kv._env.begin(write=True)
+        try:
+            txn = kv._env.begin(write=True)
+        except lmdb.Error as error:
+            kv._translate(error)
         kv._writer = me
         self._txn = txn
         self.get, self.put, self.delete = txn.get, txn.put, txn.delete
@@ -141,26 +185,39 @@ class _Write:
             try:
                 self._txn.commit()
             except lmdb.Error as failure:
-                _raise_translated(failure, self._kv._path)
+                self._kv._translate(failure)
             return
         self._txn.abort()
         if isinstance(error, lmdb.Error):
-            _raise_translated(error, self._kv._path)
+            self._kv._translate(error)
 
 
 class _Snapshot:
     """A read transaction that outlives the step that opened it."""
 
-    __slots__ = ("_txn", "get")
-    get: Callable[[bytes], bytes | None]
+    __slots__ = ("_kv", "_txn")
 
-    def __init__(self, txn: Any) -> None:
-        self._txn = txn
-        self.get = txn.get
+    def __init__(self, kv: LmdbKV) -> None:
+        self._kv = kv
+        try:
+            self._txn = kv._env.begin()
+        except lmdb.Error as error:
+            kv._translate(error)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Read one row."""
+        try:
+            value: bytes | None = self._txn.get(key)
+        except lmdb.Error as error:
+            self._kv._translate(error)
+        return value
 
     def scan(self, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Give keys in `[start, stop)` in order."""
-        return _scan(self._txn, start, stop)
+        try:
+            yield from _scan(self._txn, start, stop)
+        except lmdb.Error as error:
+            self._kv._translate(error)
 
     def close(self) -> None:
         """End the view."""
@@ -196,7 +253,7 @@ def _open(path: Path, map_bytes: int) -> Any:
             _raise_translated(error, path)
 
 
-def _raise_translated(error: lmdb.Error, path: Path) -> None:
+def _raise_translated(error: lmdb.Error, path: Path) -> NoReturn:
     """Raise what the caller can act on; a wrong key or a misuse stays LMDB's own error."""
     if isinstance(error, lmdb.MapFullError):
         raise OSError(errno.ENOSPC, "the metadata map has reached its fixed size", str(path)) from error

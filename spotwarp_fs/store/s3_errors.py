@@ -148,6 +148,10 @@ def _credentials(answer: Answer, said: str, now_s: float) -> SpotwarpError | Non
         said += f"; clocks differ: store {_shown(answer.server_time_s)}, this node {_shown(now_s)}"
     if said.startswith(("GET", "HEAD")):
         said += " (so says a store about absent keys too, to whom may not list the bucket)"
+    if answer.code.startswith("Expired"):
+        said += "; get new credentials"
+    elif answer.code == "AccessDenied":
+        said += "; these credentials must be allowed to get, put, list and delete there"
     return Denied(said)
 
 

@@ -201,3 +201,20 @@ def test_a_newer_format_is_said_to_be_one(tmp_path: Path) -> None:
     identity = tmp_path / "store" / workspace_identity_key("test")
     identity.write_bytes(encode_identity(WORKSPACE_ID).replace(b'"format": 1', b'"format": 99'))
     assert spotwarp.run("cat", "test:later.txt").returncode == ExitCode.NEWER_FORMAT
+
+
+def test_a_damaged_head_is_named_and_keeps_nobody_from_older_states(tmp_path: Path) -> None:
+    numbers = build(DirectoryStore(tmp_path / "store"), first, second)
+    spotwarp = CommandLine(tmp_path, f"file://{tmp_path}/store")
+    head = tmp_path / "store" / workspace_root("test", WORKSPACE_ID) / manifest_key(ManifestNumber(numbers[-1]))
+    body = bytearray(head.read_bytes())
+    body[len(body) // 2] ^= 0x40
+    head.chmod(0o600)
+    head.write_bytes(body)
+
+    done = spotwarp.run("ls", "test:")
+    assert done.returncode == ExitCode.CORRUPT
+    assert f"manifest {numbers[-1]} is damaged" in done.stderr
+    assert f"--at {numbers[-1] - 1}" in done.stderr
+    assert "train.log" in spotwarp.ok("ls", "test:", "--at", str(numbers[0]))
+    assert spotwarp.ok("cat", "test:train.log", "--at", str(numbers[0])) == "step 1\n"

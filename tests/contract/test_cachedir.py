@@ -40,11 +40,23 @@ def test_a_cache_is_made_and_found_again(tmp_path: Path) -> None:
 
 
 def test_another_workspaces_cache_is_refused_and_both_are_named(tmp_path: Path) -> None:
-    CacheDir.open(tmp_path, WORKSPACE).close()
+    cache = CacheDir.open(tmp_path, WORKSPACE)
+    cache.note_workspace_id("0f0f")
+    cache.close()
     message = str(refusal(tmp_path, "s3://bucket/prefix run-2 (1e1e)"))
     assert WORKSPACE in message
     assert "run-2" in message
     CacheDir.open(tmp_path, WORKSPACE).close()
+
+
+def test_a_cache_that_never_held_anything_may_become_another_workspaces(tmp_path: Path) -> None:
+    """The first mount named a store that does not exist; the second one is right."""
+    CacheDir.open(tmp_path, WORKSPACE).close()
+    CacheDir.open(tmp_path, "s3://the-right-one run-1").close()
+    cache = CacheDir.open(tmp_path, "s3://the-right-one run-1")
+    cache.set_aside_as_salvage("a test")
+    cache.close()
+    assert "the-right-one" in str(refusal(tmp_path, WORKSPACE)), "what was set aside belongs to somebody"
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ ANSWERS = [
     ("html_502", Unavailable, "502"),
     ("html_404", Unavailable, "404"),
     ("down", Unavailable, "ConnectionClosed"),
-    ("denied", Denied, "AccessDenied"),
-    ("expired", Denied, "ExpiredToken"),
+    ("denied", Denied, "AccessDenied.*must be allowed to get, put, list and delete"),
+    ("expired", Denied, "ExpiredToken.*get new credentials"),
     ("unknown_bucket", StoreRefused, "create the bucket"),
 ]
 

@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 import trio
 
+from spotwarp_fs.core.collection import condemned_key, condemned_row
 from spotwarp_fs.core.errors import Refused
+from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.ports import Lane, ObjectInfo
-from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, ObjectKey
+from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, ManifestNumber, ObjectKey, WriterEpoch
+from spotwarp_fs.engine.workspace import Draining
 from spotwarp_fs.store.memory import MemoryStore
 from tests.support.overload import Uplink
 from tests.support.virtual import MANUAL, NEW, OLD, content, create, in_virtual_time, published
@@ -102,6 +105,51 @@ def test_writes_are_accepted_until_the_deadline_and_are_not_said_to_be_saved() -
             assert drained.unsaved_bytes >= len(NEW)
             assert (await session.drain(deadline_s)).saved, "and there was time for it"
         assert await published(store, b"meanwhile") == NEW
+
+    in_virtual_time(main)
+
+
+@pytest.mark.promise("P-12")
+def test_the_collector_changes_nothing_between_the_last_cut_of_a_drain_and_its_answer() -> None:
+    async def main() -> None:
+        store = new_store()
+        async with start(store, Node(), settings=MANUAL) as session:
+            await create(session, b"f", NEW)
+            refused, row = list[Draining](), condemned_row(ManifestNumber(1), 0.0)
+            pack = pack_id(WriterEpoch(1), bytes(8))
+
+            def keep_books(*_: object) -> None:
+                try:
+                    session.collector._put_rows(lambda _: {condemned_key(pack): row})
+                except Draining as error:
+                    refused.append(error)
+
+            session.streamer.on_published.append(keep_books)
+            drained = await session.drain(trio.current_time() + 60)
+            assert drained.saved, drained.reason
+            assert len(refused) == 1
+            keep_books()
+            assert len(refused) == 1, "the drain is over"
+            assert session.workspace.oldest_unpublished_s is not None
+        assert await published(store, b"f") == NEW
+
+    in_virtual_time(main)
+
+
+@pytest.mark.promise("P-12")
+def test_a_drain_in_an_outage_is_saved_if_nothing_was_left_to_save() -> None:
+    async def main() -> None:
+        uplink = SilentAtTheEnd(new_store())
+        async with start(uplink, Node(), settings=SETTINGS) as session:
+            await create(session, b"f", NEW)
+            await trio.sleep(60)
+            assert session.workspace.oldest_unpublished_s is None
+            uplink.dead = True
+            drained = await session.drain(trio.current_time() + 20)
+            assert drained.saved, drained.reason
+            assert drained.number == session.streamer.head.manifest.number
+            await create(session, b"g", NEW)
+            assert not (await session.drain(trio.current_time() + 20)).saved
 
     in_virtual_time(main)
 

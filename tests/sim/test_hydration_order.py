@@ -14,8 +14,10 @@ import trio
 from spotwarp_fs.core.paths import entry, walk
 from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, ino_range
+from spotwarp_fs.core.status import Status
 from spotwarp_fs.core.trace import TRACE_KEY, decode
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, Inode
+from spotwarp_fs.engine.report import Reporter
 from spotwarp_fs.engine.session import Session
 from tests.support.slow_store import SlowStore
 from tests.support.virtual import in_virtual_time
@@ -121,6 +123,39 @@ def test_a_thousand_small_files_come_in_a_handful_of_requests() -> None:
                 await read(session, path)
             assert len(store.data_gets) == asked
             assert not fetched_twice(store)
+
+    in_virtual_time(main)
+
+
+def test_status_says_how_far_the_background_is_and_who_waits() -> None:
+    async def main() -> None:
+        inner = new_store()
+        async with start(inner, Node(), settings=COLD) as session:
+            await environment(session, 10)
+            await checkpoint(session, 100, 20 * MiB)
+            await session.streamer.barrier()
+        slow = SlowStore(inner)
+        async with start(slow, Node(), settings=WARM) as session:
+            reporter = Reporter(session, workspace_name="w", store_url="memory:")
+            seen: list[Status] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read, session, b"run/checkpoint-100/model.safetensors")
+                while session.hydrator.bytes_coming or session.warmer.part:
+                    seen.append(await reporter.status())
+                    await trio.sleep(0.002)
+            last = (await reporter.status()).hydration
+            assert last is not None
+            assert last.part == ""
+            assert last.fetched_bytes == last.wanted_bytes >= 10 * 8 * KiB
+            assert last.fetched_files == last.wanted_files >= 10
+            assert any(status.readers_waiting == 1 for status in seen), "while the checkpoint is read"
+            known = [each.hydration for each in seen if each.hydration]
+            assert any(each.fetched_bytes < each.wanted_bytes for each in known), "on its way"
+            assert all(each.fetched_bytes <= each.wanted_bytes for each in known)
+        async with start(inner, Node(), settings=COLD) as session:
+            status = await Reporter(session, workspace_name="w", store_url="memory:").status()
+            assert status.hydration is not None, "a takeover that may fetch nothing ahead says so"
+            assert status.hydration.wanted_bytes == 0
 
     in_virtual_time(main)
 

@@ -16,7 +16,7 @@ from spotwarp_fs.cli import client, main, mounts, output
 from spotwarp_fs.cli.options import Location, location
 from spotwarp_fs.cli.status_view import rows
 from spotwarp_fs.core.errors import Corrupt, ExitCode, Fenced, SpotwarpError, UserError
-from spotwarp_fs.core.status import InFlightItem, SafeCheckpoint, Status, Totals
+from spotwarp_fs.core.status import Hydration, InFlightItem, SafeCheckpoint, Status, Totals
 
 BLOCKED = "import sys\nfor name in ('pyfuse3', 'lmdb'): sys.modules[name] = None\n"
 RUN = BLOCKED + "from spotwarp_fs.cli.main import main\nmain()"
@@ -353,6 +353,8 @@ def test_status_survives_json_and_refuses_a_missing_field() -> None:
             **STATUS.to_dict(),
             "newest_safe_checkpoint": SafeCheckpoint("checkpoint-9", 60.0, 41),
             "in_flight": (InFlightItem("a.pt", "file", True),),
+            "hydration": Hydration("small", 5, 4, 3, 2),
+            "notices": ("the map was damaged",),
             "totals": Totals(1, 2, 3, 4),
         }
     )
@@ -387,6 +389,18 @@ def test_the_view_says_what_hurts() -> None:
     assert "checkpoint-9/" not in text
     assert "and 4 more" in text
     assert "4.pt" not in text
+
+
+def test_the_view_says_what_comes_from_the_store_and_what_was_lost() -> None:
+    text = shown(
+        hydration=Hydration("checkpoint", 4 << 30, 1 << 30, 40, 12), readers_waiting=3, notices=("the map was damaged",)
+    )
+    assert "fetching the newest checkpoint: 1 GiB of 4 GiB, 12 of 40 files" in text
+    assert "reads 3 wait for the store" in text
+    assert "NOTICE the map was damaged" in text
+    ended = shown(hydration=Hydration("", 4 << 30, 1 << 30, 40, 12))
+    assert "fetched 1 GiB of 4 GiB, 12 of 40 files; the rest comes when it is read" in ended
+    assert "fetch" not in shown(hydration=Hydration("", 4, 4, 1, 1)).replace("0 B fetched", "")
 
 
 def test_the_view_of_an_outage_promises_no_time() -> None:
