@@ -38,7 +38,7 @@ from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.reader import ReadPorts
 from spotwarp_fs.engine.readonly import serve_state
 from spotwarp_fs.engine.recover import LostMap
-from spotwarp_fs.engine.session import SessionPorts, serve
+from spotwarp_fs.engine.session import Drained, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.fuse import mounting
@@ -192,13 +192,17 @@ async def _serve_workspace(
             nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
         cache.note_released(released=drained.saved or bool(drained.salvage))
-        if drained.saved:
-            return ExitCode.OK
-        return ExitCode.NOT_SAVED if workspace.fenced is None else ExitCode.FENCED
+        return _exit_code(drained, fenced=workspace.fenced is not None)
     finally:
         journal.close()
         data.close()
         kv.close()
+
+
+def _exit_code(drained: Drained, *, fenced: bool) -> int:
+    if drained.saved:
+        return ExitCode.OK
+    return ExitCode.FENCED if fenced else ExitCode.NOT_SAVED
 
 
 def _workspace(
