@@ -100,6 +100,11 @@ class Witness:
             and self.dev == status.st_dev
         )
 
+    def seen_again(self, status: StatResult, seen: Seen) -> Witness:
+        """Another look at it; the mtime of what is absent stays the one that it was laid out with."""
+        now = Witness.of(status, seen)
+        return replace(now, mtime_ns=self.mtime_ns) if self.absent else now
+
     def with_seen(self, seen: Seen) -> Witness:
         """The same look, of which something else is known."""
         return replace(self, seen=seen)
@@ -139,7 +144,8 @@ def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> I
     """Take over the attributes that changed on this node; the others keep the workspace's value (M-i).
 
     Size and `allocated` are the caller's. Without a witness the file is this node's own, and so is every attribute. A
-    ctime alone is no change: filling a placeholder moves it, and so does a new name.
+    ctime alone is no change: filling a placeholder moves it, and so does a new name; while it is being filled, its mtime
+    is that of the filling.
     """
     if before is None:
         return replace(
@@ -152,7 +158,7 @@ def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> I
         uid=record.uid if before.uid == status.st_uid else status.st_uid,
         gid=record.gid if before.gid == status.st_gid else status.st_gid,
         rdev=record.rdev if before.rdev == status.st_rdev else status.st_rdev,
-        mtime_ns=record.mtime_ns if before.mtime_ns == status.st_mtime_ns else status.st_mtime_ns,
+        mtime_ns=record.mtime_ns if before.absent or before.mtime_ns == status.st_mtime_ns else status.st_mtime_ns,
     )
     same = updated == record and before.size == status.st_size
     return record if same else replace(updated, ctime_ns=status.st_ctime_ns)

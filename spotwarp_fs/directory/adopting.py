@@ -314,7 +314,7 @@ class _Step:
         self._xattrs(ino, arrival, changed)
         if seen is None:
             seen = before.seen if before is not None else Seen.NOTHING
-        self._see(arrival.path, ino, Witness.of(status, seen))
+        self._see(arrival.path, ino, Witness.of(status, seen) if before is None else before.seen_again(status, seen))
 
     def _xattrs(self, ino: Inode, arrival: Arrival, record: InodeRecord) -> None:
         if arrival.xattrs is None:

@@ -85,6 +85,15 @@ def test_what_was_not_changed_here_keeps_the_value_of_the_workspace(tmp_path: An
     assert merged(RECORD, here, status) == replace(RECORD, uid=4, mtime_ns=77, ctime_ns=99)
 
 
+@pytest.mark.promise("P-11")
+def test_the_time_at_which_a_placeholder_is_being_filled_is_not_its_own(tmp_path: Any) -> None:
+    here = Witness.of(os.stat(tmp_path), Seen.ABSENT)
+    filling = stat_of(tmp_path, st_mtime_ns=here.mtime_ns + 5, st_ctime_ns=here.ctime_ns + 5)
+    assert merged(RECORD, here, filling) == RECORD
+    assert here.seen_again(filling, Seen.ABSENT).mtime_ns == here.mtime_ns
+    assert merged(RECORD, here, stat_of(tmp_path, st_mode=0o100640)).mode == 0o100640
+
+
 def test_a_file_of_this_node_shows_as_it_is(tmp_path: Any) -> None:
     status = os.stat(tmp_path)
     found = merged(RECORD, None, status)
