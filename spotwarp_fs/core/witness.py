@@ -144,7 +144,7 @@ def merged(record: InodeRecord, before: Witness | None, status: StatResult) -> I
     """Take over the attributes that changed on this node; the others keep the workspace's value (M-i).
 
     Size and `allocated` are the caller's. Without a witness the file is this node's own, and so is every attribute. A
-    ctime alone is no change: filling a placeholder moves it, and so does a new name; while it is being filled, its mtime
+    ctime alone is no change: filling a placeholder moves it, and so does a new name. While it is filled, its mtime
     is that of the filling.
     """
     if before is None:
