@@ -5,7 +5,8 @@
     wishes      what the user asks for, checked again on our side, with a reason for each rejected offer
     ports       a provider, the clock and entropy, as Protocols; errors
     timing      how long a candidate takes, phase by phase, with the source of each figure
-    ranking     which offers race first; the blocklist
+    ranking     which offers race first
+    blocklist   machines that failed, and until when they are left alone
     intents     ledger records: one intent before each create, and its states
     race…       the race as a state machine: (state, event) -> (state, commands)
     detect      when a node counts as lost

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from provisioner.core.gpus import Gpu
 from provisioner.core.offers import Fuse, Market, Offer
+from provisioner.core.timing import BOOT_VAST, BootTimes
 from provisioner.core.wishes import Wish
 
 
@@ -73,6 +74,8 @@ class Capabilities:
     """Least time between two listings (Vast 1 s, RunPod v2 2 to 3 s)."""
     notice_s: float = 0.0
     """Warning before a spot instance is taken."""
+    boot: BootTimes = BOOT_VAST
+    """How long its boots take, for ranking and deadlines; Vast's until the adapter knows better."""
     names_machines: bool = True
     """Whether offers and instances carry a machine id; else the blocklist goes by region and GPU, for an hour."""
 
