@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from provisioner.core.ports import InstanceStatus
 from provisioner.core.race.messages import Cancel, ClaimsAllowed, HeadRead, Listed, Rebid, Report
 from provisioner.core.race.state import Outcome, RaceSettings
-from tests.support.race_world import INCUMBENT, PROVIDERS, RaceWorld
+from tests.support.race_world import INCUMBENT, PROVIDERS, Box, RaceWorld
 
 CREATES = [
     "created",
@@ -24,6 +24,9 @@ CREATES = [
 ]
 LAG_S = st.sampled_from([0.0, 0.0, 3.0, 10.0])
 """At most the time after which a listing must show an instance (15 s by default)."""
+RARELY = st.sampled_from([False] * 7 + [True])
+OFTEN = st.booleans()
+STARTS_MAX = 5
 
 
 class RaceMachine(RuleBasedStateMachine):
@@ -35,6 +38,9 @@ class RaceMachine(RuleBasedStateMachine):
             RaceSettings(keep_lost_s=keep_lost_s, budget_usd=budget_usd, providers=frozenset(PROVIDERS))
         )
         self.late: list[Listed] = []
+        self.world.do_all()
+        self.world.offers([1.0, 1.1, 1.2, 0.9])
+        self.world.do_all()
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 10.0, 61.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
@@ -87,12 +93,11 @@ class RaceMachine(RuleBasedStateMachine):
     def a_node_speaks(self, data: st.DataObject, report: Report) -> None:
         self.world.says(data.draw(st.sampled_from(self.world.alive())), report)
 
-    @precondition(lambda self: self.world.permits)
+    @precondition(lambda self: any(box.ident in self.world.permits for box in self.world.alive()))
     @rule(data=st.data())
     def a_node_claims(self, data: st.DataObject) -> None:
         boxes = [box for box in self.world.alive() if box.ident in self.world.permits]
-        if boxes:
-            self.world.claims(data.draw(st.sampled_from(boxes)))
+        self.world.claims(data.draw(st.sampled_from(boxes)))
 
     @precondition(lambda self: self.world.alive())
     @rule(data=st.data(), status=st.sampled_from([InstanceStatus.STOPPED, InstanceStatus.FAILED]))
@@ -112,23 +117,35 @@ class RaceMachine(RuleBasedStateMachine):
     def claims_are_allowed(self) -> None:
         self.world.send(ClaimsAllowed())
 
-    @precondition(lambda self: self.world.holder == INCUMBENT)
-    @rule()
-    def the_incumbent_starts_again(self) -> None:
-        if self.world.boxes["i0"].alive:
+    @precondition(lambda self: self.world.holder == INCUMBENT and self.world.boxes["i0"].alive)
+    @rule(chance=RARELY)
+    def the_incumbent_starts_again(self, chance: bool) -> None:
+        if chance:
             self.world.writer_epoch += 1
 
     @rule(bid=st.sampled_from([0.5, 1.5]))
     def the_lost_node_is_for_sale(self, bid: float) -> None:
         self.world.send(Rebid(bid, bid))
 
-    @rule(everything=st.booleans())
-    def it_is_cancelled(self, everything: bool) -> None:
-        self.world.send(Cancel("changed its mind", everything=everything))
+    @precondition(lambda self: self.world.race.outcome is not Outcome.CANCELLED)
+    @rule(chance=RARELY, everything=st.booleans())
+    def it_is_cancelled(self, chance: bool, everything: bool) -> None:
+        if chance:
+            self.world.send(Cancel("changed its mind", everything=everything))
 
-    @rule()
-    def the_controller_is_killed(self) -> None:
-        self.world.start()
+    @precondition(lambda self: self.world.starts < STARTS_MAX)
+    @rule(chance=OFTEN)
+    def the_controller_is_killed(self, chance: bool) -> None:
+        if chance:
+            self.world.start()
+
+    @precondition(lambda self: self.candidates())
+    @rule(data=st.data())
+    def a_candidate_is_ready(self, data: st.DataObject) -> None:
+        self.world.says(data.draw(st.sampled_from(self.candidates())), Report.READY)
+
+    def candidates(self) -> list[Box]:
+        return [box for box in self.world.alive() if box.ident != INCUMBENT]
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
