@@ -124,7 +124,7 @@ if have "$p" && "$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2
 done
 if [ -z "$P" ]; then
 export UV_PYTHON_INSTALL_DIR="$W/python"
-if bundle/uv python install -q 3.12; then P=$(bundle/uv python find --managed-python 3.12); fi
+if bundle/uv python install -q 3.12; then P=$(bundle/uv python find --managed-python 3.12) || P=; fi
 fi
 if [ -z "$P" ]; then destroy "no Python of 3.11 to 3.13" || wait "$D"; exit 1; fi
 export SPOTWARP_INTENT={ident} SPOTWARP_ALIVE="$W/alive"

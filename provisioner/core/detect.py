@@ -193,7 +193,8 @@ def judge(watch: Watch, now_s: float) -> Verdict:
     if watch.stale_s >= settings.race_after_s:
         left_s = settings.claim_after_s - watch.stale_s
         return Verdict(Health.SUSPECT, f"its heartbeat stands still for {watch.stale_s:.0f} s; lost in {left_s:.0f} s")
-    return Verdict(Health.HEALTHY, said or f"its heartbeat moved {now_s - watch.changed_at_s:.0f} s ago")
+    moved = f"its heartbeat moved {now_s - watch.changed_at_s:.0f} s ago"
+    return Verdict(Health.HEALTHY, f"{said}, but {moved}" if said else moved)
 
 
 def _noticed(watch: Watch, ends_at_s: float, now_s: float) -> Verdict:
