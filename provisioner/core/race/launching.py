@@ -75,6 +75,7 @@ def plan_launches(turn: Turn) -> None:
                 return
             continue
         _launch(turn, ranked)
+        _forget_useless_offers(turn)
     if _wants_more(turn) and not turn.race.offers:
         _search(turn)
 
