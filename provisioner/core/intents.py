@@ -90,8 +90,10 @@ class IntentRecord:
     state: IntentState
     at_s: float
     instances: tuple[str, ...] = ()
-    """Every instance that was ever seen under its label, sorted."""
+    """Every instance that was seen under its label, sorted; of a winner, the one that holds the workspace."""
     why: str = ""
+    permitted_writer_epoch: int | None = None
+    """What its node was told that it may claim; it can win exactly while the head is below."""
 
     @property
     def settled(self) -> bool:

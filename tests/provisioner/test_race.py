@@ -196,6 +196,48 @@ def test_a_false_alarm_reaps_the_candidates_and_leaves_the_node() -> None:
     assert [box.ident for box in world.alive()] == [INCUMBENT]
 
 
+def test_a_false_alarm_after_a_permit_does_not_stop_the_race() -> None:
+    world = begun([1.0])
+    booted(world, 1)
+    node = world.alive()[1]
+    world.says(node, Report.READY)
+    world.send(ClaimsAllowed())
+    world.send(Cancel("its heartbeat moves again"))
+    assert world.race.outcome is Outcome.RUNNING
+    world.wait(61.0)
+    world.read_head()
+    assert phases(world)[node.ident] is Phase.REAPING
+    world.send(Cancel("its heartbeat moves again"))
+    assert "may have taken" in world.race.notes[-1], "it may claim until it is gone"
+    for _ in range(3):
+        world.do_all()
+        while world.destroys:
+            world.end_destroy(0, "accepted")
+        world.wait(2.0)
+        world.send(world.listing("vast"))
+    world.read_head()
+    world.send(Cancel("its heartbeat moves again"))
+    assert world.race.outcome is Outcome.CANCELLED
+
+
+def test_a_fenced_incumbent_cannot_call_the_race_off() -> None:
+    world = begun([1.0] * 4)
+    booted(world, 2)
+    node = world.alive()[1]
+    world.says(node, Report.READY)
+    world.send(ClaimsAllowed())
+    world.do_all()
+    world.wait(61.0)
+    world.read_head()
+    world.claims(node)
+    world.read_head()
+    world.send(Cancel("its heartbeat moves again"))
+    assert "belongs to" in world.race.notes[-1] or "may have taken" in world.race.notes[-1]
+    world.settle()
+    world.check_end()
+    assert world.race.outcome is Outcome.WON
+
+
 @pytest.mark.parametrize("how", ["committed, unknown", "committed, silent", "lost, unknown"])
 def test_an_unknown_create_is_settled_by_its_label(how: str) -> None:
     world = begun([1.0])
@@ -208,6 +250,31 @@ def test_an_unknown_create_is_settled_by_its_label(how: str) -> None:
         world.wait(8.0)
     expected = Phase.GONE if how.startswith("lost") else Phase.BOOTING
     assert phases(world)["00000001-1"] is expected
+
+
+def test_a_second_instance_of_the_winner_is_reaped_and_the_node_is_not() -> None:
+    world = begun([1.0])
+    world.do_all()
+    world.end_create(0, "committed twice, unknown")
+    double, node = world.alive()[1:]
+    world.says(node, Report.READY)
+    world.send(ClaimsAllowed())
+    world.do_all()
+    world.claims(node)
+    world.read_head()
+    world.settle()
+    world.check_end()
+    assert world.alive() == [node]
+    assert not double.alive
+
+
+def test_two_instances_under_one_label_before_a_claim_are_both_reaped() -> None:
+    world = begun([1.0])
+    world.do_all()
+    world.end_create(0, "committed twice, unknown")
+    world.send(world.listing("vast"))
+    assert phases(world)["00000001-1"] is Phase.REAPING
+    assert len([c for c in world.commands if isinstance(c, Destroy)]) == 2
 
 
 def test_a_low_bid_that_leaves_a_stopped_instance_is_reaped() -> None:
@@ -231,6 +298,7 @@ def test_one_missing_row_proves_nothing_and_a_destroy_that_failed_is_sent_again(
     world.end_destroy(0, "accepted", lingers_s=30.0)
     world.wait(5.0)
     world.send(world.listing("vast", omit=box.instance_id))
+    assert phases(world)[box.ident] is Phase.REAPING
     world.wait(20.0)
     world.send(world.listing("vast"))
     world.wait(20.0)
@@ -397,6 +465,43 @@ def test_a_claim_that_nobody_saw_is_found_after_a_restart() -> None:
     world.start()
     assert world.race.winner is not None
     assert world.race.winner.ident == node.ident
+
+
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_controller_killed_at_the_victory_leaves_one_node(records: int) -> None:
+    world = begun([1.0, 1.0])
+    booted(world, 2)
+    first, second = world.alive()[1:]
+    for node in (first, second):
+        world.says(node, Report.READY)
+    world.send(ClaimsAllowed())
+    world.do_all()
+    world.claims(first)
+    world.read_head()
+    while records:
+        records -= isinstance(world.commands[0], Record)
+        world.do_one()
+    world.start()
+    world.send(Cancel("the winner lives"))
+    world.settle()
+    world.check_end()
+    assert [box.ident for box in world.alive()] == [first.ident]
+
+
+def test_a_permit_that_may_not_have_arrived_is_given_again() -> None:
+    world = begun([1.0])
+    booted(world, 1)
+    node = world.alive()[1]
+    world.says(node, Report.READY)
+    world.send(ClaimsAllowed())
+    world.do_one()
+    assert not world.permits
+    world.start()
+    world.do_all()
+    assert not world.permits, "detection has not spoken yet"
+    world.send(ClaimsAllowed())
+    world.do_all()
+    assert world.permits == {node.ident: 8}
 
 
 @given(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from provisioner.core.ports import InstanceStatus
-from provisioner.core.race.messages import Cancel, ClaimsAllowed, HeadRead, Listed, Rebid, Report
+from provisioner.core.race.messages import Cancel, ClaimsAllowed, Listed, Rebid, Report
 from provisioner.core.race.state import Outcome, RaceSettings
 from tests.support.race_world import INCUMBENT, PROVIDERS, Box, RaceWorld
 
@@ -69,7 +69,11 @@ class RaceMachine(RuleBasedStateMachine):
         self.world.end_create(index, how, lag_s)
 
     @precondition(lambda self: self.world.destroys)
-    @rule(data=st.data(), how=st.sampled_from(["accepted", "accepted", "failed", "unanswered"]), lingers_s=LAG_S)
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["accepted", "accepted", "failed", "unanswered", "ignored"]),
+        lingers_s=LAG_S,
+    )
     def a_destroy_ends(self, data: st.DataObject, how: str, lingers_s: float) -> None:
         index = data.draw(st.integers(0, len(self.world.destroys) - 1))
         self.world.end_destroy(index, how, lingers_s)
@@ -159,7 +163,6 @@ class RaceMachine(RuleBasedStateMachine):
         if world.race.outcome is Outcome.RUNNING:
             raise AssertionError("the race neither has a winner nor says why not")
         assert world.race.why
-        world.send(HeadRead(world.now_s, world.writer_epoch, world.holder))
 
 
 TestRace = RaceMachine.TestCase

@@ -103,6 +103,7 @@ class RaceWorld:
     now_s: float = 1000.0
     writer_epoch: int = 7
     holder: str | None = INCUMBENT
+    holder_instance: str | None = "i0"
     starts: int = 0
     serial: int = 0
 
@@ -128,10 +129,12 @@ class RaceWorld:
         self.starts += 1
         self.commands.clear()
         self.searching = False
-        head = HeadRead(self.now_s, self.writer_epoch, self.holder)
         ident = f"{self.starts:08x}"
-        self.race, commands = racing.start(JOB, ident, self.settings, head, self.now_s, records=self.records())
+        self.race, commands = racing.start(JOB, ident, self.settings, self.head(), self.now_s, records=self.records())
         self.commands.extend(commands)
+
+    def head(self) -> HeadRead:
+        return HeadRead(self.now_s, self.writer_epoch, self.holder, self.holder_instance)
 
     def send(self, event: Event) -> None:
         before = self.race
@@ -184,7 +187,6 @@ class RaceWorld:
         if ident in self.ledger:
             old = decode(self.ledger[ident])
             assert record.state is old.state or record.state in TRANSITIONS[old.state], f"{old.state}→{record.state}"
-            assert set(old.instances) <= set(record.instances) or old.state is IntentState.REAPING
         self.ledger[ident] = encode(record)
 
     def offers(self, prices: list[float], *, cached: bool = True) -> None:
@@ -235,9 +237,9 @@ class RaceWorld:
     def end_destroy(self, index: int, how: str, lingers_s: float = 0.0) -> None:
         destroy, sender = self.destroys.pop(index)
         box = self.boxes.get(destroy.instance_id)
-        if how != "failed" and box is not None and box.alive:
+        if how not in ("failed", "ignored") and box is not None and box.alive:
             box.ended_s, box.shown_until_s = self.now_s, self.now_s + lingers_s
-        if how == "accepted" and sender == self.starts:
+        if how in ("accepted", "ignored") and sender == self.starts:
             self.send(DestroyAccepted(destroy.ident, destroy.instance_id))
 
     def listing(self, provider: str, omit: str | None = None) -> Listed:
@@ -268,38 +270,49 @@ class RaceWorld:
         if not box.alive or box.status is not InstanceStatus.RUNNING or wanted is None:
             return
         if wanted == self.writer_epoch + 1:
-            self.writer_epoch, self.holder = wanted, box.ident
+            self.writer_epoch, self.holder, self.holder_instance = wanted, box.ident, box.instance_id
             self.holders.add(box.ident)
         elif self.holder != box.ident:
             self.says(box, Report.LOST)
 
     def read_head(self) -> None:
-        self.send(HeadRead(self.now_s, self.writer_epoch, self.holder))
+        self.send(self.head())
 
     def settle(self, turns: int = 400) -> None:
         """From here on everything works: the race must come to its end."""
         for _ in range(turns):
-            if self.race.done and not self.commands and not self.creates and not self.destroys:
+            if self._finished():
                 return
-            self.do_all()
-            while self.creates:
-                self.end_create(0, "created")
-                self.do_all()
-            while self.destroys:
-                self.end_destroy(0, "accepted")
-                self.do_all()
-            if self.searching:
-                self.offers([1.0, 1.1, 1.2])
-            for box in self.alive():
-                if box.status is InstanceStatus.RUNNING and box.ident != INCUMBENT:
-                    self.says(box, Report.READY)
-                    self.do_all()
-                    self.claims(box)
-            self.read_head()
-            for provider in PROVIDERS:
-                self.send(self.listing(provider))
+            self._everything_works()
             self.wait(5.0)
         raise AssertionError(f"the race does not end: {self.race}")
+
+    def _finished(self) -> bool:
+        """Tell whether it is done, and a last look at both providers brings up nothing."""
+        if self.commands or self.creates or self.destroys or not self.race.done:
+            return False
+        for provider in PROVIDERS:
+            self.send(self.listing(provider))
+        return self.race.done and not self.commands
+
+    def _everything_works(self) -> None:
+        self.do_all()
+        while self.creates:
+            self.end_create(0, "created")
+            self.do_all()
+        while self.destroys:
+            self.end_destroy(0, "accepted")
+            self.do_all()
+        if self.searching:
+            self.offers([1.0, 1.1, 1.2])
+        for box in self.alive():
+            if box.status is InstanceStatus.RUNNING and box.ident != INCUMBENT:
+                self.says(box, Report.READY)
+                self.do_all()
+                self.claims(box)
+        self.send(self.head())
+        for provider in PROVIDERS:
+            self.send(self.listing(provider))
 
     def check_end(self) -> None:
         """No box without an owner, no intent unsettled."""
@@ -309,6 +322,9 @@ class RaceWorld:
         assert len(winners) <= 1, f"two winners in the ledger: {winners}"
         for box in self.alive():
             assert box.ident in winners, f"{box.instance_id} of {box.ident} outlives the race"
+        assert len(self.alive()) <= 1, f"two nodes of one winner: {self.alive()}"
+        if self.race.outcome is Outcome.CANCELLED and self.race.candidates[INCUMBENT].phase is Phase.INCUMBENT:
+            assert self.holder == INCUMBENT, f"cancelled, but {self.holder} has fenced the incumbent"
         if self.race.outcome is Outcome.WON:
             assert self.race.winner is not None
             assert winners == {self.race.winner.ident}

@@ -52,10 +52,6 @@ def _tick(turn: Turn, event: Tick) -> None:
     pass
 
 
-def _claims_allowed(turn: Turn, event: ClaimsAllowed) -> None:
-    turn.set(claims_allowed=True)
-
-
 _HANDLERS: Final[dict[type, Callable[[Turn, Any], None]]] = {
     Tick: _tick,
     OffersFound: deciding.on_offers,
@@ -63,7 +59,7 @@ _HANDLERS: Final[dict[type, Callable[[Turn, Any], None]]] = {
     Listed: listings.on_listed,
     NodeReported: deciding.on_report,
     HeadRead: deciding.on_head,
-    ClaimsAllowed: _claims_allowed,
+    ClaimsAllowed: deciding.on_claims_allowed,
     Rebid: deciding.on_rebid,
     DestroyAccepted: listings.on_destroy_accepted,
     Cancel: deciding.on_cancel,
@@ -85,9 +81,10 @@ def start(
 
     *records* are the job's newest ledger records. What a dead controller left under way goes on as a candidate of this
     race: an intent whose create may or may not have been sent is settled by listings and never sent again. *head* must
-    have been read after the ledger, so that a claim that nobody saw is not missed.
+    have been read after the ledger, so that a claim that nobody saw is not missed. What nodes have reported is not in
+    the ledger: the engine reads it from the store again.
     """
-    candidates = {r.intent.ident: _recovered(r, settings, head, now_s) for r in records if _matters(r)}
+    candidates = {r.intent.ident: _recovered(r, settings, now_s) for r in records if _matters(r)}
     holder = candidates.get(head.holder) if head.holder is not None else None
     unseen = holder is not None and holder.phase is not Phase.INCUMBENT
     known_writer_epoch = head.writer_epoch - 1 if unseen else head.writer_epoch
@@ -107,22 +104,32 @@ def start(
             turn.settles(candidate, "the controller was started again")
         elif candidate.phase is Phase.REAPING:
             turn.destroy(candidate)
+    _one_incumbent(turn, head)
     race, commands = turn.finish()
     race, more = step(race, head, now_s)
     return race, commands + more
+
+
+def _one_incumbent(turn: Turn, head: HeadRead) -> None:
+    """A controller that died between two records may leave two winners: the head says which one it is."""
+    both = [c for c in turn.candidates.values() if c.phase is Phase.INCUMBENT]
+    newest = max(both, key=lambda c: (c.ident == head.holder, c.record.at_s, c.ident), default=None)
+    for candidate in both:
+        if candidate is not newest:
+            turn.reap(candidate, "replaced before the controller was started again")
 
 
 def _matters(record: IntentRecord) -> bool:
     return record.state is not IntentState.GONE
 
 
-def _recovered(record: IntentRecord, settings: RaceSettings, head: HeadRead, now_s: float) -> Candidate:
+def _recovered(record: IntentRecord, settings: RaceSettings, now_s: float) -> Candidate:
     """Derive a candidate from its record; its phase's time starts anew, since the controller was not watching."""
     deadlines, phase = settings.deadlines, PHASE_OF[record.state]
     boot_by_s = now_s + deadlines.boot_max_s
     deadline_s = {
         Phase.BOOTING: boot_by_s,
-        Phase.CLAIMING: now_s + deadlines.claiming_s,
+        Phase.CLAIMING: now_s + deadlines.ready_s,  # detection begins anew, and claims wait for its word
         Phase.KEPT: record.at_s + settings.keep_lost_s,
     }.get(phase)
     charged = phase not in (Phase.INCUMBENT, Phase.KEPT, Phase.REAPING)
@@ -132,7 +139,6 @@ def _recovered(record: IntentRecord, settings: RaceSettings, head: HeadRead, now
         deadline_s=deadline_s,
         boot_by_s=boot_by_s,
         ends_by_s=boot_by_s + deadlines.ready_s + deadlines.claiming_s,
-        permitted=head.writer_epoch + 1 if phase is Phase.CLAIMING else None,
         charged_from_s=record.intent.written_at_s if charged else None,
     )
     if phase is Phase.SETTLING:

@@ -15,6 +15,7 @@ from provisioner.core.race.launching import backoff_s
 from provisioner.core.race.listings import failed
 from provisioner.core.race.messages import (
     Cancel,
+    ClaimsAllowed,
     CreateEnded,
     HeadRead,
     NodeReported,
@@ -126,6 +127,15 @@ def permit_ready(turn: Turn) -> None:
                 turn.permit(candidate)
 
 
+def on_claims_allowed(turn: Turn, event: ClaimsAllowed) -> None:
+    """Candidates that a dead controller had permitted may never have heard of it: they are told again."""
+    if not turn.race.claims_allowed:
+        turn.set(claims_allowed=True)
+        for candidate in tuple(turn.candidates.values()):
+            if candidate.phase is Phase.CLAIMING and turn.race.outcome is Outcome.RUNNING:
+                turn.permit(candidate)
+
+
 def on_head(turn: Turn, event: HeadRead) -> None:
     """The newest manifest decides who has won; its silence after a candidate's deadline says that this one has not."""
     newer = event.writer_epoch > turn.race.head_writer_epoch
@@ -136,6 +146,9 @@ def on_head(turn: Turn, event: HeadRead) -> None:
     if turn.race.outcome is not Outcome.RUNNING:
         return
     for candidate in tuple(turn.candidates.values()):
+        if candidate.phase is Phase.GONE and event.asked_at_s > (candidate.charged_until_s or 0.0):
+            # It is gone, and has not won: nothing comes of its permit any more.
+            turn.put(replace(candidate, record=replace(candidate.record, permitted_writer_epoch=None)))
         if candidate.phase is not Phase.CLAIMING:
             continue
         late = candidate.deadline_s is not None and event.asked_at_s > candidate.deadline_s
@@ -155,14 +168,17 @@ def _taken_over(turn: Turn, event: HeadRead) -> None:
     elif holder.phase is Phase.INCUMBENT:
         turn.decide(Outcome.CANCELLED, f"{holder.ident} lives: it has started writer epoch {event.writer_epoch}")
     elif holder.phase in LIVE and not holder.doomed:
-        _won(turn, holder)
+        _won(turn, holder, event.instance_id)
     else:
         # It won and is being destroyed, or is gone: the next claim must go above it.
         turn.note(f"{holder.ident} took the workspace over, but is {holder.phase.value}: the race goes on")
 
 
-def _won(turn: Turn, holder: Candidate) -> None:
+def _won(turn: Turn, holder: Candidate, instance_id: str | None) -> None:
     won = replace(holder, phase=Phase.WINNER, deadline_s=None, charged_until_s=turn.now_s)
+    if instance_id is not None:
+        # A second instance under this label is nobody's from now on: the next listing that shows it has it reaped.
+        won = replace(won, record=replace(won.record, instances=(instance_id,)))
     turn.put(won, IntentState.WINNER, why="took the workspace over")
     turn.decide(Outcome.WON, f"{holder.ident} on {holder.provider} took the workspace over")
     for candidate in tuple(turn.candidates.values()):
@@ -208,14 +224,27 @@ def on_cancel(turn: Turn, event: Cancel) -> None:
         return
     if turn.race.outcome is not Outcome.RUNNING:
         return
-    if any(c.permitted is not None and c.phase in LIVE for c in turn.candidates.values()):
-        turn.note(f"not cancelled ({event.why}): a candidate may already have taken the workspace over")
+    too_late = _too_late_to_cancel(turn)
+    if too_late:
+        turn.note(f"not cancelled ({event.why}): {too_late}")
         return
     for candidate in tuple(turn.candidates.values()):
         if candidate.rebid and candidate.phase in LIVE:
             back = replace(candidate, phase=Phase.INCUMBENT, deadline_s=None, charged_until_s=turn.now_s)
             turn.put(back, IntentState.WINNER, why=event.why)
     turn.decide(Outcome.CANCELLED, event.why)
+
+
+def _too_late_to_cancel(turn: Turn) -> str:
+    """Say why the incumbent may be fenced already, so that the race must go on; empty when it is not."""
+    head = turn.race.head_writer_epoch
+    for candidate in turn.candidates.values():
+        if candidate.permitted is not None and candidate.permitted > head:
+            return f"{candidate.ident} may have taken the workspace over"
+    incumbents = [c.ident for c in turn.candidates.values() if c.phase is Phase.INCUMBENT or c.rebid]
+    if incumbents and turn.race.head_holder not in incumbents:
+        return f"writer epoch {head} belongs to {turn.race.head_holder or 'somebody else'}"
+    return ""
 
 
 def on_deadlines(turn: Turn) -> None:

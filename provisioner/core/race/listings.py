@@ -52,9 +52,17 @@ def _whose(turn: Turn, instance: Instance) -> Candidate | None:
     if parsed is None or parsed[0] != turn.race.job:
         return None
     known = turn.candidates.get(parsed[1])
-    if known is not None and known.provider == instance.provider:
-        return known
-    return _stray(turn, instance, parsed[1])
+    if known is None:
+        return _stray(turn, instance, parsed[1])
+    if known.provider != instance.provider or _is_double(known, instance):
+        return _stray(turn, instance, f"{known.ident}@{instance.provider}:{instance.instance_id}")
+    return known
+
+
+def _is_double(known: Candidate, instance: Instance) -> bool:
+    """Tell whether *instance* is a second one under the label of the node that holds the workspace."""
+    holds = known.phase in (Phase.WINNER, Phase.INCUMBENT) and bool(known.record.instances)
+    return holds and instance.instance_id not in known.record.instances
 
 
 def _stray(turn: Turn, instance: Instance, ident: str) -> Candidate:
@@ -63,7 +71,7 @@ def _stray(turn: Turn, instance: Instance, ident: str) -> Candidate:
     The one that holds the head is the incumbent, whatever the ledger has forgotten; every other is reaped.
     """
     intent = Intent(
-        ident=ident if ident not in turn.candidates else f"{ident}@{instance.provider}",
+        ident=ident,
         label=instance.label.strip(),
         provider=instance.provider,
         offer_id="",

@@ -74,6 +74,8 @@ class HeadRead:
     asked_at_s: float
     writer_epoch: int
     holder: str | None
+    instance_id: str | None = None
+    """Which instance the node says it is, where its provider tells it: one create may have made two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,8 @@ class Deadlines:
     boot_max_s: float = 900.0
     boot_factor: float = 2.5
     """Of the expected boot and checks: cold pulls of 350-500 s once ran into a fixed 300 s (providers.md 1.9)."""
-    ready_s: float = 300.0
+    ready_s: float = 180.0
+    """Claims may be allowed a minute after the first candidate is ready (`detect`)."""
     claiming_s: float = 60.0
     reap_retry_s: float = 10.0
     search_s: float = 60.0
@@ -148,8 +149,6 @@ class Candidate:
     """Why it must not go on, once an unknown create has been settled; empty = it may."""
     rebid: bool = False
     """The lost node itself, brought back by a higher bid; stopped is then no failure before the deadline."""
-    permitted: int | None = None
-    """The writer epoch that it may claim."""
     absences: int = 0
     absent_asked_at_s: float = 0.0
     acked: frozenset[str] = frozenset()
@@ -164,6 +163,11 @@ class Candidate:
     def ident(self) -> str:
         """The intent's name."""
         return self.record.intent.ident
+
+    @property
+    def permitted(self) -> int | None:
+        """The writer epoch that it may claim, or None."""
+        return self.record.permitted_writer_epoch
 
     @property
     def provider(self) -> str:

@@ -95,7 +95,8 @@ class Turn:
         """Let a ready candidate claim: recorded before the node can know it, so no crash forgets who may have won."""
         writer_epoch = self.race.head_writer_epoch + 1
         deadline_s = self.now_s + self.race.settings.deadlines.claiming_s
-        candidate = replace(candidate, phase=Phase.CLAIMING, deadline_s=deadline_s, permitted=writer_epoch)
+        record = replace(candidate.record, permitted_writer_epoch=writer_epoch)
+        candidate = replace(candidate, record=record, phase=Phase.CLAIMING, deadline_s=deadline_s)
         candidate = self.put(candidate, IntentState.CLAIMING)
         self.commands.append(Permit(candidate.ident, writer_epoch))
         return candidate
