@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from provisioner.core.intents import IntentRecord, IntentState
 from provisioner.core.offers import HOURS_PER_MONTH, Offer, Traffic
 
 
@@ -90,6 +91,18 @@ class Stay:
     def usd(self) -> float:
         """What it cost."""
         return self.hours * self.usd_h
+
+
+def stay_of(record: IntentRecord, now_s: float) -> Stay | None:
+    """Return what an intent's record says about its time on the bill; None when it never had an instance.
+
+    A kept node counts in full, though only its disk is billed: the report errs on the dear side.
+    """
+    if not record.instances and record.won_at_s is None and record.state is IntentState.GONE:
+        return None
+    until_s = record.at_s if record.state is IntentState.GONE else now_s
+    intent = record.intent
+    return Stay(intent.ident, intent.usd_h, intent.written_at_s, until_s, won=record.won_at_s is not None)
 
 
 @dataclass(frozen=True, slots=True)

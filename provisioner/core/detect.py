@@ -4,13 +4,14 @@ A false takeover is worse than a late one: it throws away what a living node has
 
 - The node's own word (its command ended, or it was given notice) counts at once.
 - *Confirmed loss*: the provider says that the instance does not run, and the heartbeat has stopped as well. The second
-  condition costs 10 s and makes a provider's lagging or wrong word harmless.
+  condition costs 12 s and makes a provider's lagging or wrong word harmless.
 - *Stale heartbeat alone*: starts a race at 15 s, and claims only at 75 s, which outlasts a store outage of 60 s and
   the node's way back. A heartbeat that moves again cancels the race.
 - If the controller cannot read the store it decides nothing.
 
 Staleness is not the age of the last heartbeat: it counts only time in which the controller itself read the store and
-saw no change. An outage that both see therefore counts for nothing, and a controller that slept has seen nothing.
+saw no change. An outage that both see therefore counts for nothing, nor do the first 15 s after it, in which the node
+finds its way back; and a controller that slept has seen nothing.
 
 Invariant: `judge` depends on what was observed and on *now_s* alone; observations may come twice or out of order.
 """
@@ -30,8 +31,10 @@ class DetectSettings:
 
     race_after_s: float = 15.0
     claim_after_s: float = 75.0
-    confirm_stale_s: float = 10.0
-    """A lost instance's heartbeat must have stopped for this long: two heartbeats (5 s apart)."""
+    confirm_stale_s: float = 12.0
+    """A lost instance's heartbeat must have stopped for this long: two heartbeats (5 s apart) and a read."""
+    after_outage_s: float = 15.0
+    """So long after an outage of the store staleness does not grow: the node's own retries pause up to 10 s."""
     counted_gap_s: float = 5.0
     """Between two reads of the store at most this much counts as seen; reads come every 2 s."""
     blind_after_s: float = 10.0
@@ -94,6 +97,8 @@ class Watch:
     """The read that first showed the present token."""
     stale_s: float = 0.0
     """Seen staleness: the sum of counted gaps since the last change."""
+    pause_s: float = 0.0
+    """What is left of `after_outage_s`."""
     failed_since_read: bool = False
     provider_asked_at_s: float = float("-inf")
     provider_status: InstanceStatus | None = None
@@ -128,13 +133,23 @@ class Watch:
                 read_at_s=seen.at_s,
                 changed_at_s=seen.at_s,
                 stale_s=0.0,
+                pause_s=0.0,
                 failed_since_read=False,
             )
-        gap_s = min(seen.at_s - self.read_at_s, self.settings.counted_gap_s)
-        if self.failed_since_read and seen.at_s - self.read_at_s > self.settings.counted_gap_s:
+        gap_s = seen.at_s - self.read_at_s
+        if self.failed_since_read and gap_s > self.settings.counted_gap_s:
             # The store was out: the heartbeat was refused just as the reads were, so this time proves nothing.
-            gap_s = 0.0
-        return replace(self, read_at_s=seen.at_s, stale_s=self.stale_s + gap_s, failed_since_read=False)
+            pause_s = self.settings.after_outage_s
+            return replace(self, read_at_s=seen.at_s, pause_s=pause_s, failed_since_read=False)
+        counted_s = min(gap_s, self.settings.counted_gap_s)
+        paused_s = min(counted_s, self.pause_s)
+        return replace(
+            self,
+            read_at_s=seen.at_s,
+            stale_s=self.stale_s + counted_s - paused_s,
+            pause_s=self.pause_s - paused_s,
+            failed_since_read=False,
+        )
 
     def _provider(self, seen: ProviderSaid) -> Watch:
         if seen.asked_at_s <= self.provider_asked_at_s:
@@ -193,8 +208,8 @@ def judge(watch: Watch, now_s: float) -> Verdict:
     if watch.stale_s >= settings.race_after_s:
         left_s = settings.claim_after_s - watch.stale_s
         return Verdict(Health.SUSPECT, f"its heartbeat stands still for {watch.stale_s:.0f} s; lost in {left_s:.0f} s")
-    moved = f"its heartbeat moved {now_s - watch.changed_at_s:.0f} s ago"
-    return Verdict(Health.HEALTHY, f"{said}, but {moved}" if said else moved)
+    seen = f"its heartbeat was not seen to stand still for more than {watch.stale_s:.0f} s"
+    return Verdict(Health.HEALTHY, f"{said}, but {seen}" if said else seen)
 
 
 def _noticed(watch: Watch, ends_at_s: float, now_s: float) -> Verdict:

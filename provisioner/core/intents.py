@@ -94,6 +94,8 @@ class IntentRecord:
     why: str = ""
     permitted_writer_epoch: int | None = None
     """What its node was told that it may claim; it can win exactly while the head is below."""
+    won_at_s: float | None = None
+    """When it was first known as the winner; kept after its end, for the report."""
 
     @property
     def settled(self) -> bool:
@@ -131,7 +133,8 @@ def advanced(
     allowed = state is record.state or state in TRANSITIONS[record.state]
     assert allowed, f"intent {record.intent.ident}: {record.state.value} cannot become {state.value}"
     known = tuple(sorted({*record.instances, *instances}))
-    return replace(record, state=state, at_s=at_s, instances=known, why=why or record.why)
+    won_at_s = at_s if state is IntentState.WINNER and record.won_at_s is None else record.won_at_s
+    return replace(record, state=state, at_s=at_s, instances=known, why=why or record.why, won_at_s=won_at_s)
 
 
 def encode(record: IntentRecord) -> bytes:

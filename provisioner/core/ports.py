@@ -204,7 +204,11 @@ class Provider(Protocol):
         ...
 
     async def search(self, wish: Wish) -> Sequence[Offer]:
-        """Return what may fit *wish*, every market it allows; the caller checks all of it again."""
+        """Return what may fit *wish*, in every market it allows; free of charge.
+
+        Spot offers are priced at their minimum bid: the caller decides the bid (`offers.with_bid`), and checks all of
+        the wish again (`wishes.sift`).
+        """
         ...
 
     async def create(self, launch: Launch) -> CreateOutcome:

@@ -43,6 +43,8 @@ class Life:
         self.node_outages: list[tuple[float, float]] = []
         self.unlisted: set[int] = set()
         """Listings, by number, in which the row is missing."""
+        self.wrong: list[tuple[float, float]] = []
+        """When the provider's word lags behind and it still says stopped."""
         self.watch = Watch()
         self.beat = 0
         self.now_s = 0.0
@@ -50,6 +52,7 @@ class Life:
 
     def run(self, until_s: float) -> None:
         out, node_out = seconds_in(self.outages), seconds_in(self.outages + self.node_outages)
+        wrong = seconds_in(self.wrong)
         while self.now_s < until_s:
             self.now_s += 1.0
             alive = self.now_s < self.dies_at_s
@@ -61,7 +64,7 @@ class Life:
                     StoreFailed(self.now_s) if failed else HeartbeatRead(self.now_s, str(self.beat))
                 )
             if self.now_s % LIST_EVERY_S == 0:
-                shown_alive = self.now_s < self.dies_at_s + self.provider_lag_s
+                shown_alive = self.now_s < self.dies_at_s + self.provider_lag_s and self.now_s not in wrong
                 missing = int(self.now_s // LIST_EVERY_S) in self.unlisted
                 said = None if missing else RUNNING if shown_alive else STOPPED
                 self.watch = self.watch.observe(ProviderSaid(self.now_s, said))
@@ -110,8 +113,17 @@ def test_a_store_that_is_out_decides_nothing() -> None:
     life.run(999)
     assert life.first(Health.LOST) is None
     assert life.verdicts[-1][1].health is Health.BLIND
-    life.run(1020)
+    life.run(1035)
     assert life.verdicts[-1][1].health is Health.LOST
+
+
+def test_a_node_that_dies_in_an_outage_is_found_soon_after_it() -> None:
+    life = Life(120.0, provider_lag_s=1e9)
+    life.outages = [(100.0, 160.0)]
+    life.run(400)
+    lost_s = life.first(Health.LOST)
+    assert lost_s is not None
+    assert 160 + 75 <= lost_s <= 160 + 95
 
 
 def test_a_node_that_cannot_reach_the_store_for_60_s_is_not_taken_over() -> None:
@@ -133,12 +145,16 @@ def test_24_hours_of_outages_and_lag_give_no_false_takeover(seed: int) -> None:
         # Both lose the store for 60 s; the node may lose it a little earlier and come back up to 10 s later.
         life.outages.append((begin_s, begin_s + 60))
         life.node_outages.append((begin_s - drawn.uniform(0, 5), begin_s + 60 + drawn.uniform(0, 10)))
+        lag_s = start_s + drawn.uniform(0, 600)
+        life.wrong.append((lag_s, lag_s + drawn.uniform(0, 60)))
     # A listing in ten lacks the row, never two in a row.
     numbers = drawn.sample(range(0, int(DAY_S / LIST_EVERY_S), 2), int(DAY_S / LIST_EVERY_S / 10))
     life.unlisted = set(numbers)
     life.run(DAY_S)
     assert life.first(Health.BLIND) is not None
     assert life.first(Health.LOST) is None, life.verdicts
+    # Nor does an outage alone start a race, which costs money.
+    assert sum(verdict.health is Health.SUSPECT for _, verdict in life.verdicts) <= 2
 
 
 def test_a_providers_wrong_word_is_harmless_while_the_heart_beats() -> None:
@@ -159,22 +175,22 @@ def test_an_old_word_of_the_provider_says_nothing() -> None:
 
 def test_two_listings_without_it_confirm_and_one_does_not() -> None:
     watch = Watch()
-    for second in range(0, 14, 2):
+    for second in range(0, 16, 2):
         watch = watch.observe(HeartbeatRead(float(second), "1"))
-    once = watch.observe(ProviderSaid(11.0, RUNNING)).observe(ProviderSaid(12.0, None))
-    assert judge(once, 12.0).health is Health.HEALTHY
-    assert judge(once.observe(ProviderSaid(13.0, GONE)), 13.0).health is Health.LOST
-    assert judge(once.observe(ProviderSaid(13.0, RUNNING)), 13.0).health is Health.HEALTHY
+    once = watch.observe(ProviderSaid(12.0, RUNNING)).observe(ProviderSaid(13.0, None))
+    assert judge(once, 14.0).health is Health.HEALTHY
+    assert judge(once.observe(ProviderSaid(14.0, GONE)), 14.0).health is Health.LOST
+    assert judge(once.observe(ProviderSaid(14.0, RUNNING)), 14.0).health is Health.HEALTHY
 
 
 def test_a_notice_races_at_once_and_claims_after_the_drain() -> None:
     watch = Watch().observe(HeartbeatRead(100.0, "1")).observe(NoticeSeen(100.0, 105.0))
     assert judge(watch, 101.0).health is Health.SUSPECT
-    for second in range(102, 112, 2):
+    for second in range(102, 114, 2):
         watch = watch.observe(HeartbeatRead(float(second), "1"))
-    assert judge(watch, 110.0).health is Health.LOST
-    moving = watch.observe(HeartbeatRead(111.0, "2"))
-    assert judge(moving, 111.0).health is Health.SUSPECT
+    assert judge(watch, 112.0).health is Health.LOST
+    moving = watch.observe(HeartbeatRead(113.0, "2"))
+    assert judge(moving, 113.0).health is Health.SUSPECT
     assert judge(watch.observe(EndSeen(103.0)), 110.0).health is Health.LOST
 
 

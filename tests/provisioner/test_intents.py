@@ -48,6 +48,7 @@ RECORDS = st.builds(
     st.lists(TEXT, max_size=3).map(tuple),
     TEXT,
     st.none() | st.integers(1, 10**6),
+    st.none() | MONEY,
 )
 PLAIN = Intent("00c0ffee-1", "sw-j-00c0ffee-1", "vast", "7", Market.SPOT, "L4 24GB", 1, "SE", None, 0.5, 0.4, 1.0)
 JOBS = st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
@@ -64,7 +65,7 @@ def test_the_bytes_of_version_1_stay_readable() -> None:
         b'{"at_s":2.0,"instances":["i1"],"intent":{"compute_usd_h":0.4,"gpu":"L4 24GB","gpu_count":1,'
         b'"ident":"00c0ffee-1","label":"sw-j-00c0ffee-1","location":"SE","machine_id":null,"market":"spot",'
         b'"offer_id":"7","provider":"vast","usd_h":0.5,"written_at_s":1.0},"permitted_writer_epoch":null,'
-        b'"state":"rented","version":1,"why":""}'
+        b'"state":"rented","version":1,"why":"","won_at_s":null}'
     )
     record = IntentRecord(PLAIN, IntentState.RENTED, 2.0, ("i1",))
     assert encode(record) == body

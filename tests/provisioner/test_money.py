@@ -16,11 +16,14 @@ from provisioner.core.cost import (
     recomputation_avoided_h,
     saved_percent,
     spend,
+    stay_of,
 )
+from provisioner.core.intents import IntentRecord, IntentState, advanced
 from provisioner.core.offers import Price, Traffic
 from provisioner.core.plan import Forecast, Workload, forecast, least_every_s, least_up_mbps, overall, verdict
 from provisioner.core.ranking import Ranked, RankSettings, rank
 from provisioner.core.timing import Comeback
+from tests.provisioner.test_intents import PLAIN
 from tests.provisioner.test_offers import offer
 
 BF16_70B = Workload(stored_gb=94, checkpoint_gb=94, checkpoint_every_s=600, critical_gb=94)
@@ -112,6 +115,16 @@ def test_spending_adds_up(stays: list[Stay]) -> None:
     assert sum(usd for _, usd in spent.by_intent) == pytest.approx(spent.total_usd)
     assert spent.nodes_usd >= 0
     assert spent.racing_usd >= 0
+
+
+def test_a_record_says_how_long_it_was_paid_for() -> None:
+    rented = IntentRecord(PLAIN, IntentState.RENTED, 2.0, ("i1",))
+    assert stay_of(rented, 3601.0) == Stay("00c0ffee-1", 0.5, 1.0, 3601.0, won=False)
+    won = advanced(advanced(rented, IntentState.WINNER, 10.0), IntentState.REAPING, 20.0)
+    gone = advanced(won, IntentState.GONE, 31.0)
+    assert stay_of(gone, 99.0) == Stay("00c0ffee-1", 0.5, 1.0, 31.0, won=True)
+    never = advanced(IntentRecord(PLAIN, IntentState.UNKNOWN, 2.0), IntentState.GONE, 9.0)
+    assert stay_of(never, 99.0) is None
 
 
 def test_savings_and_the_race_budget() -> None:
