@@ -553,3 +553,75 @@ def test_a_late_answer_to_a_candidate_that_was_given_up_is_reaped() -> None:
     world.send(CreateEnded(create.intent.ident, Created(box.instance_id)))
     assert any(isinstance(c, Destroy) and c.instance_id == box.instance_id for c in world.commands)
     assert any(isinstance(c, Announce) for c in world.commands)
+
+
+def test_listings_inside_the_lag_prove_nothing_about_an_unknown_create() -> None:
+    world = begun([1.0])
+    world.do_all()
+    world.end_create(0, "committed, unknown", lag_s=10.0)
+    for _ in range(4):
+        world.wait(2.0)
+        world.send(world.listing("vast"))
+    assert phases(world)["00000001-1"] is Phase.SETTLING
+    world.wait(8.0)
+    world.send(world.listing("vast"))
+    assert phases(world)["00000001-1"] is Phase.BOOTING
+
+
+def test_a_loser_is_not_verified_gone_before_its_destroy_is_accepted() -> None:
+    world = begun([1.0])
+    booted(world, 1)
+    box = world.alive()[1]
+    world.wait(20.0)
+    world.says(box, Report.UNFIT)
+    world.do_all()
+    world.end_destroy(0, "failed")
+    box.ended_s = world.now_s
+    for _ in range(3):
+        world.wait(2.0)
+        world.send(world.listing("vast"))
+    assert phases(world)[box.ident] is Phase.REAPING
+    world.wait(10.0)
+    world.do_all()
+    world.end_destroy(0, "accepted")
+    for _ in range(2):
+        world.wait(2.0)
+        world.send(world.listing("vast"))
+    assert phases(world)[box.ident] is Phase.GONE
+
+
+def test_a_create_on_the_way_is_settled_before_it_counts_as_gone() -> None:
+    world = begun([1.0])
+    world.do_all()
+    world.send(Cancel("its heartbeat moves again"))
+    assert phases(world)["00000001-1"] is Phase.REQUESTED
+    assert not world.race.done
+    world.end_create(0, "created")
+    assert phases(world)["00000001-1"] is Phase.REAPING
+
+
+def test_who_was_beaten_by_a_node_that_is_gone_is_replaced_at_once() -> None:
+    world = begun([1.0] * 4)
+    booted(world, 2)
+    slow, other = world.alive()[1:]
+    world.says(slow, Report.READY)
+    world.send(ClaimsAllowed())
+    world.wait(50.0)
+    world.says(other, Report.READY)
+    world.do_all()
+    world.wait(12.0)
+    world.read_head()
+    assert phases(world) == {slow.ident: Phase.REAPING, other.ident: Phase.CLAIMING}
+    world.claims(slow)
+    world.read_head()
+    assert phases(world)[other.ident] is Phase.REAPING
+
+
+def test_a_false_alarm_spares_the_node_that_was_bid_for() -> None:
+    world = begun([1.0])
+    world.send(Rebid(1.5, 1.6))
+    world.send(Cancel("it is back by itself"))
+    assert world.race.candidates[INCUMBENT].phase is Phase.INCUMBENT
+    world.settle()
+    world.check_end()
+    assert [box.ident for box in world.alive()] == [INCUMBENT]
