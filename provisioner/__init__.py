@@ -1,1 +1,1 @@
-"""The failover half: not written yet; it enters the filesystem only through `spotwarp_fs.api`."""
+"""The failover half: it enters the filesystem only through `spotwarp_fs.api`."""

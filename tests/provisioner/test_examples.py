@@ -1,0 +1,18 @@
+"""Do the examples in the provisioner's docstrings say what the code does?"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+from provisioner import core
+
+MODULES = [module.name for module in pkgutil.walk_packages(core.__path__, "provisioner.core.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_hold(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
