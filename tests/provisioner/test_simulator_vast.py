@@ -17,7 +17,8 @@ from tests.support.simulated import KEY, market, until
 OFFER_FIELDS = {
     "id", "ask_contract_id", "bundle_id", "machine_id", "host_id", "gpu_name", "num_gpus", "gpu_frac", "gpu_ram",
     "gpu_total_ram", "compute_cap", "cuda_max_good", "driver_version", "cpu_cores", "cpu_cores_effective", "cpu_ram",
-    "disk_space", "inet_down", "inet_up", "inet_down_cost", "inet_up_cost", "dph_base", "dph_total", "min_bid", "is_bid",
+    "disk_space", "inet_down", "inet_up", "inet_down_cost", "inet_up_cost", "dph_base", "dph_total", "min_bid",
+    "is_bid",
     "storage_cost", "reliability2", "rentable", "rented", "verification", "geolocation", "direct_port_count",
     "public_ipaddr", "hosting_type", "duration", "end_date", "score", "dlperf", "search",
 }  # fmt: skip

@@ -157,6 +157,7 @@ class Lives:
         def step() -> None:
             if instance.life == life:
                 self._advance(instance, phase)
+            if instance.life == life:
                 self._plan(instance, steps[1:])
 
         self._agenda.after(after_s, step)
@@ -171,16 +172,14 @@ class Lives:
         if phase is Phase.LOADING and "manifest_unknown" in instance.fate:
             instance.life += 1
             instance.message = f"Error response from daemon: manifest for {image} not found: manifest unknown"
-        elif phase is Phase.CREATED and "oci_failure" in instance.fate:
-            instance.life += 1
-            instance.message = f"Error: OCI runtime create failed: {image}: nvidia-container-cli: requirement error"
             if instance.order.provider == "runpod":
                 self.lose(instance, Phase.BROKEN)
+        elif phase is Phase.LOADING and "oci_failure" in instance.fate:
+            instance.life += 1
+            instance.message = f"Error: OCI runtime create failed: {image}: nvidia-container-cli: requirement error"
+            self.lose(instance, Phase.BROKEN)
 
     def _run(self, instance: Instance) -> None:
-        if "oci_failure" in instance.fate or "manifest_unknown" in instance.fate:
-            self.lose(instance, Phase.BROKEN)
-            return
         instance.machine.images.add(instance.order.image)
         instance.started_at = self._agenda.now
         instance.message = f"success, running {instance.order.image}"
