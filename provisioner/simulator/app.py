@@ -21,8 +21,8 @@ from provisioner.simulator.market.instances import Instance, Phase
 from provisioner.simulator.market.world import World
 from provisioner.simulator.wire import BadJson, Reply, Request, text_reply
 
-ANSWERS_KEPT = 64
-"""How many past answers to one question are kept, for listings that are stale."""
+ANSWERS_KEPT, QUESTIONS_KEPT = 64, 256
+"""How many past answers to one question are kept, and for how many questions, for listings that are stale."""
 
 ROW_LISTS = ("instances", "offers", "pods", "gpus", "dataCenters")
 """Where the documented answers have their rows."""
@@ -41,7 +41,7 @@ class App:
         self.journal = Journal()
         self.revoked: set[str] = set()
         self._front_ends = front_ends
-        self._answers: dict[tuple[str, str], deque[tuple[float, Reply]]] = {}
+        self._answers: dict[tuple[str, str, str, str, bytes], deque[tuple[float, Reply]]] = {}
 
     def catch_up(self) -> float:
         """Bring the world to the present, and return it."""
@@ -95,7 +95,7 @@ class App:
             entry.limited = True
             return front.finish(call, limited)
 
-        await self._call_takes(target)
+        await self._call_takes(target, entry)
         self.catch_up()
         self._prepare(call, target)
         reply = front.finish(call, route.handler(call))
@@ -112,10 +112,10 @@ class App:
             return _forced(fault) or front.refusal(request, fault, target)
         return None
 
-    async def _call_takes(self, target: Target) -> None:
+    async def _call_takes(self, target: Target, entry: Entry) -> None:
         if target.endpoint == "create" and self.world.scenario.call_latency:
             latency = self.world.latencies.of(target.provider, "create_call")
-            await self.clock.sleep(self.world.draws.stream(f"call/{self.world.now:.3f}").latency(latency))
+            await self.clock.sleep(self.world.draws.stream(f"call/{entry.number}").latency(latency))
 
     def _prepare(self, call: Call, target: Target) -> None:
         """Let the faults strike that change what the call will find, or what becomes of its instance."""
@@ -141,8 +141,7 @@ class App:
 
     async def _after(self, call: Call, target: Target, reply: Reply) -> Reply:
         now = self.world.now
-        question = (call.account, f"{call.request.method} {call.request.path} {sorted(call.request.query.items())}")
-        past = self._answers.setdefault(question, deque(maxlen=ANSWERS_KEPT))
+        past = self._past_answers(call)
         past.append((now, reply))
         for fault in self.faults.strike(kinds.AFTER, target, now):
             call.entry.faults.append(fault.ident)
@@ -156,6 +155,14 @@ class App:
             else:
                 reply = _with_rows_spoilt(reply, fault)
         return reply
+
+    def _past_answers(self, call: Call) -> deque[tuple[float, Reply]]:
+        """Return what this question was answered before, oldest first."""
+        request = call.request
+        question = (call.account, request.method, request.path, str(sorted(request.query.items())), request.body)
+        if question not in self._answers and len(self._answers) >= QUESTIONS_KEPT:
+            del self._answers[next(iter(self._answers))]
+        return self._answers.setdefault(question, deque(maxlen=ANSWERS_KEPT))
 
     async def _lose(self, fault: Fault, reply: Reply) -> Reply:
         """Lose the answer to a call that has happened, in one of three ways (providers.md 7.3, 11)."""

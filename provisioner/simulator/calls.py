@@ -33,6 +33,11 @@ class Call:
     faults: list[Fault] = field(default_factory=list)
     """The faults before the call and of a destroy that struck it."""
 
+    @property
+    def key(self) -> str:
+        """Return the caller's key, which is whom Vast's limits count."""
+        return self.entry.key or self.account
+
     def struck_by(self, kind: str) -> Fault | None:
         """Return the fault of that kind that struck this call."""
         return next((fault for fault in self.faults if fault.kind == kind), None)

@@ -14,12 +14,13 @@ from provisioner.simulator.calls import FrontEnd
 from provisioner.simulator.clock import SimClock
 from provisioner.simulator.control import PREFIX, Control
 from provisioner.simulator.latencies import Latencies
+from provisioner.simulator.market.nodes import Nodes, NoNodes
 from provisioner.simulator.market.scenario import Scenario
 from provisioner.simulator.market.world import World
 from provisioner.simulator.processes import ProcessNodes
 from provisioner.simulator.runpod.graph import GraphFront
 from provisioner.simulator.runpod.v1 import V1Front
-from provisioner.simulator.runpod.v2 import V2Front
+from provisioner.simulator.runpod.v2_front import V2Front
 from provisioner.simulator.server import Server
 from provisioner.simulator.transport import InProcessTransport
 from provisioner.simulator.vast.front import VastFront
@@ -34,12 +35,14 @@ LOOPBACK = "127.0.0.1"
 class Simulator:
     """A running simulator."""
 
-    def __init__(self, app: App, control: Control, nursery: trio.Nursery, nodes: ProcessNodes | None, url: str) -> None:
+    def __init__(
+        self, app: App, control: Control, nursery: trio.Nursery, processes: ProcessNodes | None, url: str
+    ) -> None:
         self.app = app
         self.world = app.world
         self.clock = app.clock
         self.control = control
-        self.nodes = nodes
+        self.processes = processes
         self.url = url
         """The server's address, or one that only the in-process transport understands."""
         self.transport = InProcessTransport(self.answer, app.clock, nursery)
@@ -85,11 +88,13 @@ async def simulating(
     nodes_dir: Path | None = None,
     command: str | None = None,
     extra_env: Mapping[str, str] | None = None,
+    nodes: Nodes | None = None,
 ) -> AsyncIterator[Simulator]:
     """Run a simulator for the time of a `with` block, and leave no process of it behind.
 
     Time passes *scale* times as fast as trio's clock. With *port* (0 picks one) it serves HTTP on loopback. With
-    *nodes_dir* and a command (given, or from SPOTWARP_SIM_EXEC) each instance is a real process group.
+    *nodes_dir* and a command (given, or from SPOTWARP_SIM_EXEC) each instance is a real process group; with *nodes*,
+    whatever the caller starts and ends for it, which tells `world.exited` when it ends by itself.
     """
     clock = SimClock(scale=scale, start_unix_s=scenario.start_unix_s)
     world = World(scenario, latencies)
@@ -98,18 +103,18 @@ async def simulating(
     listeners = [] if port is None else await trio.open_tcp_listeners(port, host=LOOPBACK)
     url = f"http://{LOOPBACK}:{listeners[0].socket.getsockname()[1]}" if listeners else "http://simulator"
     command = command or os.environ.get(EXEC_VARIABLE)
-    nodes = ProcessNodes(command, nodes_dir, url=url, extra=extra_env) if command and nodes_dir else None
-    control = Control(app, nodes)
+    processes = ProcessNodes(command, nodes_dir, url=url, extra=extra_env) if command and nodes_dir else None
+    world.lives.nodes = nodes or processes or NoNodes()
+    control = Control(app, processes)
     async with trio.open_nursery() as nursery:
-        if nodes is not None:
-            world.lives.nodes = nodes
-            nursery.start_soon(nodes.watch, _exited(app))
+        if processes is not None:
+            nursery.start_soon(processes.watch, _exited(app))
         nursery.start_soon(app.pump)
         if listeners:
             server = Server(answering(app, control), clock)
             nursery.start_soon(trio.serve_listeners, server.connection, listeners)
         try:
-            yield Simulator(app, control, nursery, nodes, url)
+            yield Simulator(app, control, nursery, processes, url)
         finally:
             nursery.cancel_scope.cancel()
 

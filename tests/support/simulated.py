@@ -87,5 +87,5 @@ async def until(there: Callable[[], Awaitable[bool]], *, every_s: float = 1.0, a
 async def market(**settings: Any) -> AsyncIterator[Market]:
     async with simulating(Scenario(**{**CALM, **settings})) as sim:
         headers = {"Authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(transport=sim.transport, base_url=sim.url, headers=headers) as http:
+        async with httpx.AsyncClient(transport=sim.transport, base_url=sim.url, headers=headers, timeout=60) as http:
             yield Market(sim, http)

@@ -11,6 +11,7 @@ from provisioner.simulator.faults import Fault, Target
 from provisioner.simulator.market.instances import ACTIVE, Instance, Order, Phase, Refused
 from provisioner.simulator.market.world import World
 from provisioner.simulator.runpod import placing, pods, v2
+from provisioner.simulator.runpod.v2_front import target_of
 from provisioner.simulator.wire import Reply, Request, json_reply
 
 NO_CAPACITY = "create pod: There are no instances currently available"
@@ -115,7 +116,7 @@ class V1Front:
             body = request.json()
             kinds = body.get("gpuTypeIds") or [None]
             return Target("runpod", endpoint, offer=kinds[0], label=str(body.get("name") or ""))
-        return v2.target_of(self._world, endpoint, params.get("id"))
+        return target_of(self._world, endpoint, params.get("id"))
 
     def limited(self, call: Call) -> Reply | None:
         """No rate limit of v1 is documented."""

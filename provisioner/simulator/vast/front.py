@@ -80,7 +80,7 @@ class VastFront:
 
     def limited(self, call: Call) -> Reply | None:
         """Refuse a request that follows its predecessor too soon, in one of the forms seen."""
-        if not self._world.scenario.limits or self._intervals.accept(call.endpoint, call.account, self._world.now):
+        if not self._world.scenario.limits or self._intervals.accept(call.endpoint, call.key, self._world.now):
             return None
         return replies.too_many(self._intervals.threshold(call.endpoint), self._draws.one_of(TOO_MANY_FORMS))
 
