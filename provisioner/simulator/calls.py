@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from provisioner.simulator.faults import Fault, Target
 from provisioner.simulator.journal import Entry
-from provisioner.simulator.market.instances import Instance
+from provisioner.simulator.market.instances import Instance, Phase
 from provisioner.simulator.market.world import World
 from provisioner.simulator.wire import Reply, Request
 
@@ -48,6 +48,21 @@ class Call:
         if instance is None or instance.order.account != self.account:
             return None
         return instance if self.scope in (None, instance) else None
+
+    def destroy(self, instance: Instance) -> None:
+        """End a rental, unless a fault lets the answer say so and does it late, or never (providers.md 7.3, 13)."""
+        fault = self.struck_by("destroy_ignored")
+        if fault is None:
+            self.world.destroy(instance)
+            return
+        self.world.event("destroy ignored", instance)
+
+        def late() -> None:
+            if instance.phase is not Phase.GONE:
+                self.world.destroy(instance)
+
+        if (for_s := fault.params.get("for_s")) is not None:
+            self.world.agenda.after(float(for_s), late)
 
 
 Handler = Callable[[Call], Reply]

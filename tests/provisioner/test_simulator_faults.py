@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -11,9 +12,17 @@ from trio.testing import MockClock
 
 pytest.importorskip("graphql", reason="the simulator extra is not installed: pip install -e '.[simulator]'")
 
+from provisioner.simulator.faults import KINDS
 from tests.support.simulated import KEY, Market, market
+from tests.tidy.sources import ROOT
 
 VAST_ROWS = "/api/v1/instances/"
+
+
+def test_the_page_names_every_kind_of_fault() -> None:
+    page = (ROOT / "docs" / "SIMULATOR.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {kind for row in rows for kind in re.findall(r"`(\w+)`", row)} == KINDS
 
 
 async def first_offer(m: Market) -> dict[str, Any]:
@@ -59,6 +68,24 @@ async def test_a_create_that_was_refused_may_be_sent_again(autojump_clock: MockC
         assert (await m.rent(offer)).status_code == 410
         assert (await m.rent(offer)).status_code == 200
         assert await m.ask("violations") == []
+
+
+async def test_somebody_bids_more_between_search_and_create(autojump_clock: MockClock) -> None:
+    async with market() as m:
+        offer = await first_offer(m)
+        await m.order(kind="outbid_first", endpoint="create", for_s=600)
+        answer = (await m.rent(offer, price=offer["min_bid"] * 1.15)).json()
+        assert answer["success"] is False
+        assert await m.status(answer["new_contract"]) == "stopped"
+        await trio.sleep(900)
+        assert await m.status(answer["new_contract"]) == "running", "left alone, it starts and bills"
+
+
+async def test_some_filters_are_not_applied_by_the_server(autojump_clock: MockClock) -> None:
+    async with market(search_ignores=("inet_up",)) as m:
+        rows = await m.offers(inet_up={"gte": 1e9})
+        assert rows
+        assert all(row["inet_up"] < 1e9 for row in rows)
 
 
 async def test_secrets_that_travel_are_found(autojump_clock: MockClock) -> None:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
 import pytest
 import trio
 from trio.testing import MockClock
 
 pytest.importorskip("graphql", reason="the simulator extra is not installed: pip install -e '.[simulator]'")
+pytest.importorskip("jsonschema", reason="the test extra is not installed: pip install -e '.[test]'")
+
+import jsonschema
 
 from provisioner.simulator.clock import rfc3339
+from tests.support.runpod_schemas import conforms
 from tests.support.simulated import GPU_ID, Market, market, until
-
-SCHEMAS = json.loads(Path(__file__).with_name("runpod_v2_schemas.json").read_text())
-PROBLEM = "application/problem+json"
-
-
-def conforms(answer: httpx.Response, schema: str, *, status: int = 200) -> Any:
-    """Return the answer's document if the vendor's schema takes it."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == (PROBLEM if schema == "ErrorResponse" else "application/json")
-    document = answer.json()
-    wanted = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$ref": f"#/components/schemas/{schema}",
-        **SCHEMAS,
-    }
-    jsonschema.Draft202012Validator(wanted).validate(document)
-    return document
 
 
 def test_the_schemas_can_refuse() -> None:

@@ -14,10 +14,11 @@ import trio
 from trio.testing import MockClock
 
 pytest.importorskip("graphql", reason="the simulator extra is not installed: pip install -e '.[simulator]'")
+pytest.importorskip("jsonschema", reason="the test extra is not installed: pip install -e '.[test]'")
 
 from provisioner.simulator.market.instances import Phase
 from provisioner.simulator.market.world import World
-from tests.provisioner.test_simulator_runpod import conforms
+from tests.support.runpod_schemas import conforms
 from tests.support.simulated import Market, market
 
 LIVELY: dict[str, Any] = {

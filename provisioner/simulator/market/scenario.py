@@ -40,6 +40,8 @@ class Scenario:
     """Whether a create call takes its time (latencies.json, create_call)."""
     search_rows_max: int = 64
     """Vast's cap on rows of one search (providers.md 1.2: seen as 64, as 200, as about 2,500)."""
+    search_ignores: tuple[str, ...] = ()
+    """Filters that Vast's search takes and does not apply (providers.md 1.2: seen for some numeric ones)."""
     runpod_spot: bool = False
     """Whether RunPod's spot mutations still exist (providers.md 0, fact 1)."""
     runpod_v1: bool = True

@@ -110,7 +110,7 @@ class Resolvers:
         instance = self._call.own("runpod", str(asked.get("podId")))
         if instance is None:
             raise GraphQLError(NO_POD_TO_TERMINATE, extensions={"code": "RUNPOD"})
-        v2.destroy(self._call, instance)
+        self._call.destroy(instance)
 
     def _own(self, asked: dict[str, Any]) -> Instance:
         instance = self._call.own("runpod", str(asked.get("podId")))

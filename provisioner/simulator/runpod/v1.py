@@ -69,7 +69,7 @@ def delete(call: Call) -> Reply:
     instance = call.own("runpod", call.params["id"])
     if instance is None:
         return _missing()
-    v2.destroy(call, instance)
+    call.destroy(instance)
     return Reply(204)
 
 

@@ -85,7 +85,7 @@ def delete(call: Call) -> Reply:
     instance = _own(call)
     if instance is None:
         return not_found(call.params["id"])
-    destroy(call, instance)
+    call.destroy(instance)
     return Reply(204)
 
 
@@ -103,7 +103,7 @@ def act(call: Call) -> Reply:
             409, f"action {action} is not valid for pod {instance.ident}; valid: {', '.join(actions(instance))}"
         )
     if action == "terminate":
-        destroy(call, instance)
+        call.destroy(instance)
         return Reply(204)
     try:
         perform(call, instance, action)
@@ -127,18 +127,6 @@ def perform(call: Call, instance: Instance, action: str) -> None:
             if instance.phase is Phase.BROKEN:
                 call.world.stop(instance)
             call.world.start(instance, queue=False)
-
-
-def destroy(call: Call, instance: Instance) -> None:
-    """End a pod, unless a fault says yes and does it later."""
-    fault = call.struck_by("destroy_ignored")
-    if fault is None:
-        call.world.destroy(instance)
-        return
-    call.world.event("destroy ignored", instance)
-    if (for_s := fault.params.get("for_s")) is not None:
-        late = lambda: call.world.destroy(instance) if instance.phase is not Phase.GONE else None  # noqa: E731
-        call.world.agenda.after(float(for_s), late)
 
 
 def billing(call: Call) -> Reply:

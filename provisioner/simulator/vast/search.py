@@ -58,7 +58,8 @@ def _search(call: Call, query: Mapping[str, Any]) -> Reply:
     world = call.world
     bid = query.get("type") in {"bid", "interruptible"}
     storage = float(query.get("allocated_storage") or STORAGE_GB_DEFAULT)
-    filters = {name: wish for name, wish in query.items() if name not in NOT_FILTERS}
+    ignored = NOT_FILTERS | set(world.scenario.search_ignores)
+    filters = {name: wish for name, wish in query.items() if name not in ignored}
     for name, wish in filters.items():
         if not isinstance(wish, dict):
             return invalid_args(f"filter {name!r} is {wish!r}; it must be an object such as {{'eq': value}}")

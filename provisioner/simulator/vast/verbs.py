@@ -24,7 +24,7 @@ def destroy(call: Call) -> Reply:
     instance: Instance | None = found_or_missing(call)
     if instance is None:
         return failure(404, "not_found", "Instance not found")
-    _destroy(call, instance)
+    call.destroy(instance)
     return json_reply(200, {"success": True, "msg": f"destroying instance {instance.ident}."})
 
 
@@ -35,21 +35,9 @@ def destroy_bulk(call: Call) -> Reply:
         return invalid_args("'instance_ids' must be a list of instance IDs")
     found = [instance for ident in wanted if (instance := call.own("vast", str(ident)))]
     for instance in found:
-        _destroy(call, instance)
+        call.destroy(instance)
     missing = [ident for ident in wanted if str(ident) not in {instance.ident for instance in found}]
     return json_reply(200, {"success": not missing, "msg": f"destroying {len(found)} instances", "missing": missing})
-
-
-def _destroy(call: Call, instance: Instance) -> None:
-    fault = call.struck_by("destroy_ignored")
-    if fault is None:
-        call.world.destroy(instance)
-        return
-    # "success", and it is still there: for a while, or until somebody asks again (providers.md 7.3, 13).
-    call.world.event("destroy ignored", instance)
-    if (for_s := fault.params.get("for_s")) is not None:
-        late = lambda: call.world.destroy(instance) if instance.phase is not Phase.GONE else None  # noqa: E731
-        call.world.agenda.after(float(for_s), late)
 
 
 def change(call: Call) -> Reply:
