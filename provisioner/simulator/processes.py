@@ -85,20 +85,21 @@ class ProcessNodes:
         return {key: process.pid for key, process in self._running.items() if process.poll() is None}
 
     async def watch(self, exited: Callable[[str, int], None]) -> None:
-        """Report every program that ends by itself, until cancelled; then kill all that is left."""
-        try:
-            while True:
-                await trio.sleep(LOOK_EVERY_S)
-                for key, process in list(self._running.items()):
-                    if (code := process.poll()) is not None:
-                        _signal_group(process.pid, signal.SIGKILL)  # what the program left behind in its container
-                        del self._running[key]
-                        exited(key, code)
-        finally:
-            for process in self._running.values():
-                _signal_group(process.pid, signal.SIGKILL)
-                process.wait(timeout=WAIT_FOR_KILLED_S)
-            self._running.clear()
+        """Report every program that ends by itself. Never returns."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            for key, process in list(self._running.items()):
+                if (code := process.poll()) is not None:
+                    _signal_group(process.pid, signal.SIGKILL)  # what the program left behind in its container
+                    del self._running[key]
+                    exited(key, code)
+
+    def kill_all(self) -> None:
+        """Kill whatever is left, once nothing can start any more."""
+        for process in self._running.values():
+            _signal_group(process.pid, signal.SIGKILL)
+            process.wait(timeout=WAIT_FOR_KILLED_S)
+        self._running.clear()
 
     def environment(self, instance: Instance) -> dict[str, str]:
         """Return the container's environment."""

@@ -106,17 +106,21 @@ async def simulating(
     processes = ProcessNodes(command, nodes_dir, url=url, extra=extra_env) if command and nodes_dir else None
     world.lives.nodes = nodes or processes or NoNodes()
     control = Control(app, processes)
-    async with trio.open_nursery() as nursery:
+    try:
+        async with trio.open_nursery() as nursery:
+            if processes is not None:
+                nursery.start_soon(processes.watch, _exited(app))
+            nursery.start_soon(app.pump)
+            if listeners:
+                server = Server(answering(app, control), clock)
+                nursery.start_soon(trio.serve_listeners, server.connection, listeners)
+            try:
+                yield Simulator(app, control, nursery, processes, url)
+            finally:
+                nursery.cancel_scope.cancel()
+    finally:
         if processes is not None:
-            nursery.start_soon(processes.watch, _exited(app))
-        nursery.start_soon(app.pump)
-        if listeners:
-            server = Server(answering(app, control), clock)
-            nursery.start_soon(trio.serve_listeners, server.connection, listeners)
-        try:
-            yield Simulator(app, control, nursery, processes, url)
-        finally:
-            nursery.cancel_scope.cancel()
+            processes.kill_all()
 
 
 def _exited(app: App) -> Callable[[str, int], None]:
