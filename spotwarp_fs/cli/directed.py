@@ -25,6 +25,7 @@ from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import Fenced, SpotwarpError, UserError
 from spotwarp_fs.core.guard import Step, Wish, decide
 from spotwarp_fs.core.ports import Work
+from spotwarp_fs.core.status import Hydration
 from spotwarp_fs.core.units import format_size
 from spotwarp_fs.directory import identity
 from spotwarp_fs.directory.dropping import Dropper
@@ -232,18 +233,16 @@ class Directed:
 
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         found = await self._served.operations["status"](request)
-        told: dict[str, Any] = {}
         if self._scanner is not None:
             unseen_s = self._scanner.oldest_unseen_s
             if unseen_s is not None:
                 found["rpo_seconds"] = max(found["rpo_seconds"], trio.current_time() - unseen_s)
-            told = asdict(self._scanner.figures)
+            found["scanning"] = asdict(self._scanner.figures)
             # Nobody sees the writes: what had to be read is the nearest thing to them.
             found["totals"]["bytes_written"] = self._scanner.figures.bytes_read
         if self._restorer is not None:
-            told["laying_out"] = asdict(self._restorer.laying_out)
-            told["filling"] = asdict(self._restorer.filler.progress())
-        return {**found, "directory": told}
+            found |= _filling(self._restorer)
+        return found
 
     async def _drain(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Publish, then end after the answer."""
@@ -261,6 +260,20 @@ class Directed:
             async for number in signals:
                 log.info("signal %d: draining", number)
                 self._ending.set()
+
+
+def _filling(restorer: Restorer) -> dict[str, Any]:
+    """Say how far the layout is, and what comes after it."""
+    laying, filling = restorer.laying_out, restorer.filler.progress()
+    files_total = filling.files_filled + filling.files_left
+    coming = Hydration(
+        part=laying.phase or filling.part,
+        wanted_bytes=filling.bytes_brought + filling.bytes_left,
+        fetched_bytes=filling.bytes_brought,
+        wanted_files=laying.files_total if laying.phase else files_total,
+        fetched_files=laying.files if laying.phase else filling.files_filled,
+    )
+    return {"hydration": asdict(coming), "readers_waiting": filling.waiting}
 
 
 def _with_restore(ready: Ready, report: Report | None) -> Ready:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotwarp_fs.cli.output import printable
-from spotwarp_fs.core.status import Status
+from spotwarp_fs.core.status import Scanning, Status
 from spotwarp_fs.core.units import format_duration, format_size
 
 IN_FLIGHT_SHOWN: Final = 5
@@ -47,11 +47,27 @@ def rows(status: Status) -> Iterator[Row]:
         yield from _drain(status)
         yield "checkpoint", _checkpoint(status), ""
         yield from _rates(status)
-    yield "cache", f"{format_size(status.cache_used_bytes)} of {format_size(status.cache_budget_bytes)}", ""
+    if status.scanning is None:
+        yield "cache", f"{format_size(status.cache_used_bytes)} of {format_size(status.cache_budget_bytes)}", ""
+    else:
+        yield from _scanning(status.scanning)
     yield from _hydration(status)
     yield from _in_flight(status)
     yield "since start", _totals(status), ""
     yield "daemon", f"pid {status.daemon_pid}, supervisor {status.supervisor_pid}, {format_size(status.rss_bytes)}", ""
+
+
+def _scanning(scanning: Scanning) -> Iterator[Row]:
+    """How a plain directory is looked at, and what cannot be told of it."""
+    style = "" if scanning.watching == "intact" else "yellow"
+    looked = f"watching is {scanning.watching}; {scanning.walks:,} walks, the last took "
+    yield "scan", f"{looked}{format_duration(scanning.last_walk_s)}", style
+    if scanning.reading:
+        yield "reading", ", ".join(scanning.reading), ""
+    if scanning.unsettled:
+        yield "unsettled", f"changed while they were read, tried again: {', '.join(scanning.unsettled)}", "yellow"
+    if scanning.fuzzy:
+        yield "fuzzy", f"changing all the time, published as they were read: {', '.join(scanning.fuzzy)}", "yellow"
 
 
 def _hydration(status: Status) -> Iterator[Row]:

@@ -52,6 +52,25 @@ class Hydration:
     """Files of which everything wanted is here."""
 
 
+@dataclass(slots=True)
+class Scanning:
+    """How a plain directory is watched and scanned; the lists name the first few."""
+
+    walks: int = 0
+    whole_walks: int = 0
+    bytes_read: int = 0
+    reading: list[str] = field(default_factory=list)
+    """Large files that are being read beside the next walks."""
+    unsettled: list[str] = field(default_factory=list)
+    """Files that changed under the last read, or could not be read: they are tried again."""
+    fuzzy: list[str] = field(default_factory=list)
+    """Files that never settle: what is published of them may never have been their content at one moment."""
+    watching: str = ""
+    """`intact`, or what is not watched and why."""
+    last_walk_s: float = 0.0
+    """What the last walk took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """Everything `spotwarp status` shows."""
@@ -92,6 +111,8 @@ class Status:
     """None where nothing is fetched ahead: on the node that wrote it, and in a mount that only looks."""
     readers_waiting: int = 0
     """Requests that wait for blocks from the store."""
+    scanning: Scanning | None = None
+    """In the directory form."""
     last_publish_s: float | None = None
     """Seconds since this daemon last published; None before the first time."""
     rss_bytes: int = 0
@@ -114,6 +135,8 @@ class Status:
         known["in_flight"] = tuple(InFlightItem(**_known(InFlightItem, item)) for item in known.get("in_flight", ()))
         hydration = known.get("hydration")
         known["hydration"] = Hydration(**_known(Hydration, hydration)) if hydration else None
+        scanning = known.get("scanning")
+        known["scanning"] = Scanning(**_known(Scanning, scanning)) if scanning else None
         known["notices"] = tuple(known.get("notices", ()))
         known["totals"] = Totals(**_known(Totals, known.get("totals", {})))
         try:

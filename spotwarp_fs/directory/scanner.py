@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +20,7 @@ from spotwarp_fs.core.errors import Fenced, SpotwarpError
 from spotwarp_fs.core.ownnames import is_unmade
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key
+from spotwarp_fs.core.status import Scanning
 from spotwarp_fs.core.treeplan import Link, Plan
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.walked import Found, Walked
@@ -50,23 +50,6 @@ SYNC_PAUSE_S: Final = 0.5
 CUT_AFTER_S: Final = 0.2
 """A cut follows a scan so soon: `interval` says how often the directory is scanned."""
 REPORTED_MAX: Final = 1_000
-
-
-@dataclass(slots=True)
-class Figures:
-    """What `status` shows of the scanner."""
-
-    walks: int = 0
-    whole_walks: int = 0
-    entries: int = 0
-    bytes_read: int = 0
-    reading: list[str] = field(default_factory=list)
-    in_flight: list[str] = field(default_factory=list)
-    unsettled: list[str] = field(default_factory=list)
-    fuzzy: list[str] = field(default_factory=list)
-    watching: str = ""
-    last_walk_s: float = 0.0
-    """What the last walk took."""
 
 
 class Scanner:
@@ -115,7 +98,7 @@ class Scanner:
         self._finished = trio.Event()
         self.oldest_unseen_s: float | None = None
         """Since when something on disk may not be in the map yet (trio's clock)."""
-        self.figures = Figures()
+        self.figures = Scanning()
 
     async def run(self) -> None:
         """Scan until cancelled or fenced."""
@@ -329,6 +312,7 @@ class Scanner:
                 await self._finish([found], {found.path: reading})
         finally:
             del self._reading[found.path]
+            self.figures.reading = _shown(self._reading)
             self._apply_removals()
             self._ask_for_a_cut()
             self._finished.set()
@@ -391,13 +375,12 @@ class Scanner:
                 path, "it changes all the time: what is published of it may never have been its content at once"
             )
         figures = self.figures
-        figures.in_flight, figures.fuzzy = _shown(self._in_flight), _shown(self._fuzzy)
-        figures.unsettled, figures.reading = _shown(self._tries), _shown(self._reading)
+        figures.unsettled, figures.fuzzy = _shown(self._tries), _shown(self._fuzzy)
+        figures.reading = _shown(self._reading)
 
     def _commit(self, batch: Batch) -> None:
         if batch and self._ws.fenced is None:
             self._adopter.commit(batch)
-            self.figures.entries += len(batch.arrivals)
 
     def _apply_removals(self) -> None:
         """Let names go that two walks missed, as soon as what the second one found was read."""
