@@ -163,7 +163,10 @@ class Directed:
             known = KnownTree.load(view)
         skip = session.workspace.policies.scratch.matches
         watcher = await held.enter_async_context(watch(self._root, skip=skip))
-        self._scanner = Scanner(session, self._root, known, watcher, interval_s=self._settings.interval)
+        self._scanner = Scanner(
+            session, self._root, known, watcher, interval_s=self._settings.interval,
+            why_foreign=lambda: identity.why_foreign(session.workspace, self._root),
+        )  # fmt: skip
         nursery.start_soon(self._scanner.run)
         if self._restorer is not None:
             filler = self._restorer.filler

@@ -171,6 +171,22 @@ def state_side(snapshot: KVRead, cut_ns: int | None, now_ns: int) -> Side:
     return Side(files, total, (now_ns - cut_ns) / 1e9 if cut_ns is not None else None, tuple(names))
 
 
+def why_foreign(workspace: Workspace, root: bytes) -> str:
+    """Say why *root* is not the directory that this map's witnesses were taken in any more; empty if it is."""
+    where = os.fsdecode(os.path.join(root, OWN_NAME, IDENTITY_NAME))
+    with workspace.kv.read() as view:
+        token = view.get(TOKEN_KEY)
+    try:
+        found = read_identity(root)
+    except (OSError, UserError) as error:
+        return f"{where} cannot be read: {error}"
+    if found is None:
+        return f"{where} is gone, and other names with it. If all of it was deleted on purpose, stop and start anew"
+    if token is None or found.token != token.decode():
+        return f"{where} is of another directory: something was put in the place of the one that was started"
+    return ""
+
+
 def situation(workspace: Workspace, root: bytes, owner: Owner, *, number: int, cut_ns: int | None) -> Situation:
     """Gather what the wipe guard decides from (blocking): the state is the one that the map holds."""
     now_ns = workspace.wall.now_ns()

@@ -7,6 +7,7 @@ walked; whatever goes wrong with one file stops neither the others nor the next 
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Final
 import trio
 
 from spotwarp_fs.core import treediff
-from spotwarp_fs.core.errors import Fenced, SpotwarpError
+from spotwarp_fs.core.errors import ExitCode, Fenced, SpotwarpError, UserError
 from spotwarp_fs.core.ownnames import is_unmade
 from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import NodeTable, ino_key
@@ -27,11 +28,14 @@ from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, Witness, look
 from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
 from spotwarp_fs.directory.arriving import arrivals
+from spotwarp_fs.directory.attention import Attention, shown
 from spotwarp_fs.directory.known import KnownTree
 from spotwarp_fs.directory.reading import FileReader, Outcome, Reading
 from spotwarp_fs.directory.walking import walk
 from spotwarp_fs.directory.watching import Watcher
 from spotwarp_fs.engine.session import Session
+
+log = logging.getLogger(__name__)
 
 SMALL_BYTES: Final = 8 << 20
 """Files up to this size are read together, and adopted in batches; a larger one comes by itself, beside later walks."""
@@ -41,9 +45,6 @@ SMALL_AT_ONCE: Final = 8
 LARGE_AT_ONCE: Final = 3
 WHOLE_WALK_S: Final = 600.0
 """How often the whole tree is walked while watching is intact."""
-REREAD_SHARE: Final = 10
-"""A file that is open for writing is read for at most this share of the time, if it shows no change."""
-REREAD_S: Final = 60.0
 SYNC_TRIES: Final = 4
 SYNC_PAUSE_S: Final = 0.5
 """A barrier looks again at files that changed under its read, this many times."""
@@ -64,6 +65,7 @@ class Scanner:
         *,
         interval_s: float,
         on_written: Callable[[bytes], None] = lambda path: None,
+        why_foreign: Callable[[], str] = lambda: "",
     ) -> None:
         self._session = session
         self._ws = session.workspace
@@ -73,6 +75,8 @@ class Scanner:
         self._interval_s = interval_s
         self._on_written = on_written
         """Told of a placeholder that is the user's file now."""
+        self._why_foreign = why_foreign
+        """Says why the directory is not the one that was started any more; empty if it is."""
         self._reader = FileReader(session)
         self._adopter = Adopter(session, known)
         self.tree = trio.Lock()
@@ -84,15 +88,12 @@ class Scanner:
         """Files that replace another one which the map has at their path."""
         self._reading: dict[bytes, int] = {}
         """Large files that are being read, and the walk that found them."""
-        self._read_again_s: dict[bytes, float] = {}
-        self._tries: dict[bytes, int] = {}
+        self._attention = Attention(interval_s)
         self._pending: dict[bytes, int] = {}
         """Names that were missed, and the walk that first did."""
         self._needs_whole = False
         self._removals: dict[bytes, int] = {}
         """Names that may go once everything that this walk found was read."""
-        self._in_flight: set[bytes] = set()
-        self._fuzzy: set[bytes] = set()
         self._reported: set[tuple[bytes, str]] = set()
         self._last_begun_s = self._last_whole_s = -1e9
         self._finished = trio.Event()
@@ -109,8 +110,8 @@ class Scanner:
                     await self._cycle(whole=False)
                 except Fenced:
                     break
-                except (SpotwarpError, OSError) as error:
-                    self._report(b"", f"the directory could not be scanned: {error}")
+                except Exception as error:  # an edge: the daemon lives on, says so loudly, and scans again
+                    self._failed(b"", error)
             self._nursery.cancel_scope.cancel()
 
     def saw(self, ino: Inode, witness: Witness) -> None:
@@ -121,13 +122,14 @@ class Scanner:
     async def sync(self) -> None:
         """Return when everything that is in the directory now is in the map, except what is in flight."""
         for _ in range(SYNC_TRIES):
+            self._attention.hurry()
             await self._cycle(whole=True)
             if self._needs_whole:
                 await self._cycle(whole=True)
             while self._reading:
                 await self._finished.wait()
             self._apply_removals()
-            if not self._tries:
+            if not self._attention.unread:
                 return
             await trio.sleep(SYNC_PAUSE_S)
 
@@ -142,16 +144,15 @@ class Scanner:
         await trio.sleep_until(max(soon_s, trio.current_time()))
 
     def _looks_again(self) -> bool:
-        return (
-            bool(self._needs_whole or self._removals or self._tries or self._in_flight or self._read_again_s)
-            or self._watcher.state != "intact"
-        )
+        return bool(self._needs_whole or self._removals or self._attention) or self._watcher.state != "intact"
 
     async def _cycle(self, *, whole: bool) -> None:
         """Walk once, and adopt what was found, except what large files hold: these come when they are read."""
         async with self._cycling:
             self._last_begun_s = trio.current_time()
             walked, plan, number = await self._walk(whole=whole)
+            if plan.needs_complete_walk or plan.removals:
+                self._check_ours()
             readable = [found for found in await self._names(plan) if self._is_due(found)]
             await self._small([found for found in readable if found.status.st_size <= SMALL_BYTES])
             for found in readable:
@@ -163,14 +164,25 @@ class Scanner:
             self._ask_for_a_cut()
             for path, reason in walked.unreadable:
                 self._report(path, reason)
-            if not self._reading and not self._needs_whole and not self._tries:
+            self._attention.prune(self._is_gone)
+            if not self._reading and not self._needs_whole and not self._attention.unread:
                 self.oldest_unseen_s = None
+
+    def _check_ours(self) -> None:
+        """Before anything is said to be gone: it may be the directory itself that is (P-18)."""
+        reason = self._why_foreign()
+        if reason:
+            self._needs_whole = True
+            raise UserError(f"nothing is published: {reason}", ExitCode.WOULD_WIPE)
+
+    def _is_gone(self, path: bytes) -> bool:
+        return self._known.get(path) is None and not os.path.lexists(os.path.join(self._root, path))
 
     async def _walk(self, *, whole: bool) -> tuple[Walked, Plan, int]:
         hints = self._watcher.take()
         now_s = trio.current_time()
         whole = whole or hints.whole or self._needs_whole or now_s - self._last_whole_s >= WHOLE_WALK_S
-        directories = None if whole else {*hints.directories, *self._due_directories(now_s)}
+        directories = None if whole else {*hints.directories, *self._attention.directories(now_s)}
         async with self.tree:
             walked = await self._ws.workers.run(
                 Work.DISK, lambda: walk(self._root, self._known, skip=self._is_scratch, directories=directories)
@@ -195,11 +207,6 @@ class Scanner:
         """What this node could not make (a device, say) has not vanished from it: its record is carried over (M-i)."""
         entry = self._known.get(path)
         return entry is not None and entry.witness is not None and is_unmade(entry.witness)
-
-    def _due_directories(self, now_s: float) -> set[bytes]:
-        """Where there are files that must be looked at again, changed or not."""
-        again = {path for path, due_s in self._read_again_s.items() if due_s <= now_s}
-        return {path.rpartition(b"/")[0] for path in again | self._in_flight | self._tries.keys()}
 
     async def _names(self, plan: Plan) -> list[Found]:
         """Adopt renames and everything but file contents; returns the files that must be read."""
@@ -251,7 +258,7 @@ class Scanner:
             return False
         witness = self._witness(found.path)
         unchanged = witness is not None and witness.unchanged(found.status)
-        return not (unchanged and self._read_again_s.get(found.path, 0.0) > trio.current_time())
+        return self._attention.is_due(found.path, trio.current_time(), unchanged=unchanged)
 
     async def _look_at(
         self, found: list[Found], readings: Mapping[bytes, Reading] = MappingProxyType({})
@@ -310,9 +317,11 @@ class Scanner:
             async with self._large:
                 reading = await self._read(found)
                 await self._finish([found], {found.path: reading})
+        except Exception as error:  # an edge, as in `run`
+            self._failed(found.path, error)
         finally:
             del self._reading[found.path]
-            self.figures.reading = _shown(self._reading)
+            self.figures.reading = shown(self._reading)
             self._apply_removals()
             self._ask_for_a_cut()
             self._finished.set()
@@ -322,61 +331,47 @@ class Scanner:
         """Read a file; whatever goes wrong is a failed reading."""
         path = found.path
         entry = self._known.get(path)
+        atomic = self._ws.policies.is_atomic(path.rpartition(b"/")[2])
         begun_s = trio.current_time()
         try:
             reading = await self._reader.read(
                 os.path.join(self._root, path),
                 found.status,
                 entry.ino if entry is not None else None,
-                atomic=self._ws.policies.is_atomic(path.rpartition(b"/")[2]),
-                tries=self._tries.get(path, 0),
+                atomic=atomic,
+                tries=self._attention.tries(path),
             )
         except Fenced:
             raise
         except SpotwarpError as error:
             reading = Reading(Outcome.FAILED, found.status, reason=str(error))
-        took_s = trio.current_time() - begun_s
-        self._read_again_s.pop(path, None)
-        if reading.outcome in COUNTED and not reading.seen & Seen.TRUSTED:
-            pause_s = max(self._interval_s, REREAD_SHARE * took_s)
-            fresh = self._ws.wall.now_ns() - reading.status.st_ctime_ns < 2 * self._interval_s * 1e9
-            self._read_again_s[path] = trio.current_time() + (pause_s if fresh else max(pause_s, REREAD_S))
+        now_s = trio.current_time()
+        young = self._ws.wall.now_ns() - reading.status.st_ctime_ns < 2 * self._interval_s * 1e9
+        self._attention.read(path, reading, now_s, now_s - begun_s, young=young, atomic=atomic)
         return reading
 
     async def _finish(self, files: list[Found], readings: dict[bytes, Reading]) -> None:
         """Wait for the store, then take over what counts."""
-        await self._reader.answered(readings.values())
-        for path, reading in readings.items():
-            self._note(path, reading)
-        counted = [found for found in files if self._goes_in(found.path, readings[found.path])]
-        await self._adopt(counted, readings)
-        self._reader.let_go(readings.values())
-        self.figures.bytes_read = self._reader.bytes_read
+        try:
+            await self._reader.answered(readings.values())
+            for path, reading in readings.items():
+                self._tell(path, reading)
+            counted = [found for found in files if self._goes_in(found.path, readings[found.path])]
+            await self._adopt(counted, readings)
+        finally:
+            self._reader.let_go(readings.values())
+            self.figures.bytes_read = self._reader.bytes_read
+            self.figures.reading = shown(self._reading)
+            self._attention.show(self.figures)
 
     def _goes_in(self, path: bytes, reading: Reading) -> bool:
-        return reading.outcome in COUNTED or path in self._in_flight
+        return reading.outcome in COUNTED or self._attention.in_flight(path)
 
-    def _note(self, path: bytes, reading: Reading) -> None:
-        """Remember what has to be looked at again, and tell."""
-        atomic = self._ws.policies.is_atomic(path.rpartition(b"/")[2])
-        self._in_flight.discard(path)
-        self._fuzzy.discard(path)
-        if reading.outcome is Outcome.IN_FLIGHT or (atomic and reading.outcome is Outcome.UNSETTLED):
-            self._in_flight.add(path)
-        if reading.outcome in (Outcome.UNSETTLED, Outcome.FAILED):
-            self._tries[path] = self._tries.get(path, 0) + 1
-        else:
-            self._tries.pop(path, None)
+    def _tell(self, path: bytes, reading: Reading) -> None:
         if reading.outcome is Outcome.FAILED:
             self._report(path, reading.reason)
         if reading.seen & Seen.FUZZY:
-            self._fuzzy.add(path)
-            self._report(
-                path, "it changes all the time: what is published of it may never have been its content at once"
-            )
-        figures = self.figures
-        figures.unsettled, figures.fuzzy = _shown(self._tries), _shown(self._fuzzy)
-        figures.reading = _shown(self._reading)
+            self._report(path, "it changes all the time: what is published of it may never have been its content")
 
     def _commit(self, batch: Batch) -> None:
         if batch and self._ws.fenced is None:
@@ -391,10 +386,7 @@ class Scanner:
         gone = []
         for path in ready:
             del self._removals[path]
-            for noted in (self._in_flight, self._fuzzy):
-                noted.discard(path)
-            self._tries.pop(path, None)
-            self._read_again_s.pop(path, None)
+            self._attention.forget(path)
             if not os.path.lexists(os.path.join(self._root, path)):
                 gone.append(path)
         self._commit(Batch(removals=gone))
@@ -403,6 +395,11 @@ class Scanner:
         if self._ws.oldest_unpublished_s is not None:
             self._ws.note_change(CUT_AFTER_S)
 
+    def _failed(self, path: bytes, error: Exception) -> None:
+        if not isinstance(error, SpotwarpError | OSError):
+            log.exception("a scan was stopped by an error; trying again")
+        self._report(path, f"the scan was stopped: {error}")
+
     def _report(self, path: bytes, reason: str) -> None:
         if (path, reason) in self._reported:
             return
@@ -410,8 +407,3 @@ class Scanner:
             self._reported.clear()
         self._reported.add((path, reason))
         self._ws.report(f"{os.fsdecode(path)}: {reason}" if path else reason)
-
-
-def _shown(paths: Iterable[bytes]) -> list[str]:
-    """The first of them, for people."""
-    return [path.decode("utf-8", "replace") for path in sorted(paths)[:20]]

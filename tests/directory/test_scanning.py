@@ -191,7 +191,7 @@ def test_C19_a_store_through_a_mapping_that_no_stat_shows_is_published(tmp_path:
                 mapped[0:3] = b"two"
                 after = os.stat(path)
                 assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
-                served.scanner._read_again_s.clear()  # as if the time for another look had come
+                served.scanner._attention.hurry()  # as if the time for another look had come
                 await served.sync()
             state = await published_state(store)
         assert state.content[b"mapped.dat"][:3] == b"two"
@@ -214,7 +214,7 @@ def test_a_trusted_file_is_not_read_again(tmp_path: Path) -> None:
             # Young when it was read: read again, and found to be what it was. That is no new state.
             (tmp_path / "young").write_bytes(b"x")
             number = await served.sync()
-            served.scanner._read_again_s.clear()
+            served.scanner._attention.hurry()
             assert await served.sync() == number
             assert served.scanner.figures.bytes_read == read + 2
 

@@ -115,6 +115,33 @@ def test_an_empty_or_foreign_directory_is_refused_with_both_sides_named(fleet: F
     assert kept.read_text() == "x"
 
 
+@pytest.mark.promise("P-18")
+@pytest.mark.parametrize("how", ["emptied", "covered"])
+def test_a_directory_that_goes_away_while_it_is_watched_never_becomes_an_empty_state(fleet: Fleet, how: str) -> None:
+    node = fleet.node(form="directory")
+    fill(node.root)
+    node.start_supervised()
+    number = published(node)
+    files = node.status()["files"]
+    aside = node.root.with_name("aside")
+    if how == "emptied":
+        shutil.rmtree(node.root)
+        node.root.mkdir()
+    else:
+        node.root.rename(aside)
+        node.root.mkdir()
+        (node.root / "something else").write_text("x")
+    refused = node.run("sync", str(node.root))
+    assert refused.returncode == ExitCode.WOULD_WIPE, refused.stderr
+    assert "identity" in refused.stderr
+    assert node.status()["files"] == files, "what was deleted is still in the state: nobody said that it should go"
+    if how == "covered":
+        shutil.rmtree(node.root)
+        aside.rename(node.root)
+        (node.root / "new").write_text("back again")
+        assert published(node) > number
+
+
 @pytest.mark.promise("P-06")
 def test_a_fenced_directory_publishes_nothing_more_and_says_so(fleet: Fleet) -> None:
     old, new = fleet.node(form="directory"), fleet.node(form="directory")
