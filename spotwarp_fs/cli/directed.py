@@ -232,7 +232,8 @@ class Directed:
         if self._scanner is None:
             raise UserError(f"{self._wish.mountpoint} is still being laid out: there is nothing to publish yet")
         await self._scanner.sync()
-        return await self._served.operations["sync"](request)
+        done = await self._served.operations["sync"](request)
+        return {**done, "unsettled": self._scanner.figures.unsettled}
 
     async def _status(self, request: Mapping[str, Any]) -> dict[str, Any]:
         found = await self._served.operations["status"](request)

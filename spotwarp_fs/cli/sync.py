@@ -33,6 +33,8 @@ def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
     output.emit(result, str(result.get("manifest")), as_json=as_json)
     for path in result.get("in_flight", []):
         click.echo(f"{path} is still being written: a takeover serves an older version of it", err=True)
+    for path in result.get("unsettled", []):
+        click.echo(f"{path} changed each time that it was read, or cannot be read: `spotwarp status` says why", err=True)
 
 
 def flush(mountpoint: str) -> None:
