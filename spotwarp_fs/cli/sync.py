@@ -34,7 +34,7 @@ def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
     for path in result.get("in_flight", []):
         click.echo(f"{path} is still being written: a takeover serves an older version of it", err=True)
     for path in result.get("unsettled", []):
-        click.echo(f"{path} changed each time that it was read, or cannot be read: `spotwarp status` says why", err=True)
+        click.echo(f"{path} changed each time that it was read, or cannot be read; see `spotwarp status`", err=True)
 
 
 def flush(mountpoint: str) -> None:
