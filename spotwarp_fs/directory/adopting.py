@@ -159,7 +159,7 @@ class _Step:
                 self._known.put(path, ino, witness, is_directory=False if witness is None else None)
             elif what == "move":
                 self._known.move(source, path)
-            else:
+            elif self._known.get(path) is not None:
                 self._known.remove(path)
 
     def _at(self, path: bytes) -> Inode:
