@@ -22,6 +22,7 @@ from spotwarp_fs.core.records import (
     decode_u32,
     ino_key,
     ino_range,
+    inode_key,
     key_block,
     key_ino,
 )
@@ -70,8 +71,8 @@ class BlockMaps:
         self._loaded.discard(ino)
 
     async def load(self, ino: Inode) -> None:
-        """Return when the inode's block map is whole. Waits for the store; never with anything held."""
-        while self.needs_loading(ino):
+        """Return when the block map is whole, or the inode gone. Waits for the store; never with anything held."""
+        while self.needs_loading(ino) and not self._is_gone(ino):
             event = self._loading.get(ino)
             if event is not None:
                 await event.wait()
@@ -82,6 +83,10 @@ class BlockMaps:
             finally:
                 del self._loading[ino]
                 event.set()
+
+    def _is_gone(self, ino: Inode) -> bool:
+        with self._ws.kv.read() as view:
+            return view.get(inode_key(ino)) is None
 
     async def _load(self, ino: Inode) -> None:
         start, stop = ino_range(BLOCK_TABLE, ino)
@@ -97,7 +102,8 @@ class BlockMaps:
                 puts = await self._metadata.section_puts(section)
                 first = bisect_left(puts, (start,))
                 records += puts[first : bisect_left(puts, (stop,), first)]
-        if self.needs_loading(ino):
+        # What was removed meanwhile left nothing behind, and must not get records again.
+        if self.needs_loading(ino) and not self._is_gone(ino):
             with self._ws.kv.write() as txn:
                 install(txn, ino, records)
             self._loaded.add(ino)

@@ -35,7 +35,7 @@ from spotwarp_fs.core.scratch import is_scratch
 from spotwarp_fs.core.types import BlockIndex, ChangeSeq, Inode
 from spotwarp_fs.engine.delta import changes_between, few_rows, replaced
 from spotwarp_fs.engine.vouched import Vouched
-from spotwarp_fs.engine.workspace import Workspace
+from spotwarp_fs.engine.workspace import Workspace, block_state
 
 EIO = 5
 EROFS = 30
@@ -95,6 +95,11 @@ class Durability:
         self._vouched.published(published)
         with self._ws.kv.read() as view:
             sent = view.get(SENT_KEY)
+            # Blocks of zeros whose end as a record the last daemon had no time to journal.
+            places = [(ino, block) for ino in self._vouched.synced for block in self._vouched.named(ino)]
+            self._releasing |= {place for place in places if block_state(view, *place) is None}
+        if self._releasing:
+            self._wanted.set()
         self._sent = ChangeSeq(decode_u64(sent) if sent else 0)
         if self._ws.counter.seq > self._journaled:
             # The last daemon may have been killed between a truncation and its place in the journal.

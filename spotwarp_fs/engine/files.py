@@ -167,6 +167,8 @@ class Files:
                 self._writers[ino] -= 1
         else:
             await self._maps.load(ino)
+            with self._ws.kv.read() as view:
+                paths.inode(view, ino)  # it may have gone meanwhile
         return self.opened(ino, flags)
 
     def opened(self, ino: Inode, flags: int) -> Handle:

@@ -76,6 +76,10 @@ class Sealer:
         self._unnamed_bytes: dict[PackId, int] = {}
         self.bytes_sealed = 0
         self.frames_deduplicated = 0
+        self.is_settled: Callable[[Inode], bool] = lambda ino: True
+        """Whether a data file holds nothing that the map does not have (`Durability`)."""
+        self.became_hole: Callable[[Inode, BlockIndex], object] = lambda ino, block: None
+        """Told in the step in which a block of zeros loses its record."""
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
@@ -397,17 +401,43 @@ class Sealer:
                     continue
                 if job.cut is not None:
                     job.cut.sealed[(job.ino, job.block)] = ref
-                same = job.generation is not None and job.generation == ws.generations.of(job.ino, job.block)
-                if same and block_state(txn, job.ino, job.block) == DIRTY:
-                    settle(txn, job.ino, job.block, ref)
+                if self._settle(txn, job, ref):
                     settled.append((job, ref))
         for job, ref in settled:
             ws.unmark_dirty(job.ino, job.block)
             if ref is None:
-                ws.data.punch(job.ino, job.block * BLOCK_BYTES, BLOCK_BYTES)
-                ws.use.note(job.ino)
+                self._punch(job.ino, job.block)
         for job, _ in done:
             self._finish(job)
+
+    def _settle(self, txn: KVWrite, job: Job, ref: FrameRef | None) -> bool:
+        """Note the frame of a block that still is as the job read it; False if that was nothing new."""
+        ino, block = job.ino, job.block
+        if job.generation is None or job.generation != self._ws.generations.of(ino, block):
+            return False
+        state = block_state(txn, ino, block)
+        if state == DIRTY:
+            settle(txn, ino, block, ref)
+            if ref is None:
+                # Or the journal goes on saying that the block is here, of an inode that counts it no more.
+                self.became_hole(ino, block)
+            return True
+        if job.cut is not None and state is not None and ref is not None and state.state is FrameState.UNPUBLISHED:
+            # An early job of the same bytes may have been here first, before the file grew and the block with it: two
+            # frames then, and the manifest will name this one.
+            txn.put(block_key(ino, block), replace(state, frame=ref).encode())
+        return False
+
+    def _punch(self, ino: Inode, block: BlockIndex) -> None:
+        """Give the space of zeros back, but not what a truncation left behind them and the journal vouches for (L4)."""
+        ws, start, length = self._ws, block * BLOCK_BYTES, BLOCK_BYTES
+        if not self.is_settled(ino):
+            with ws.kv.read() as view:
+                value = view.get(inode_key(ino))
+            length = min(length, InodeRecord.decode(value).size - start) if value is not None else 0
+        if length > 0:
+            ws.data.punch(ino, start, length)
+        ws.use.note(ino)
 
     def _answer(self, offer: Offer, ref: FrameRef | None) -> None:
         """In one step with the look that found the frame good: from here on its pack is held."""
@@ -442,7 +472,8 @@ def settle(txn: KVWrite, ino: Inode, block: BlockIndex, ref: FrameRef | None) ->
     value = txn.get(inode_key(ino))
     if value is not None:
         record = InodeRecord.decode(value)
-        txn.put(inode_key(ino), replace(record, allocated=record.allocated - BLOCK_BYTES).encode())
+        # A slip in the count must not end all publishing.
+        txn.put(inode_key(ino), replace(record, allocated=max(0, record.allocated - BLOCK_BYTES)).encode())
 
 
 def identify(raw: bytes) -> bytes | None:

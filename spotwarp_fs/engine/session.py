@@ -212,6 +212,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         await streamer.barrier()
 
     durability = Durability(ws, ports.journal, publish)
+    sealer.is_settled, sealer.became_hole = durability.is_settled, durability.may_evict
     durability.start(publisher.head.manifest.change_seq, lambda: claim.sessions)
     blocks.may_destroy, durability.finish = durability.may_destroy, blocks.finish
     budget = Budget(ws, ports.disk, lambda: streamer.urge())

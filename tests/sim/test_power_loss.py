@@ -18,6 +18,7 @@ import trio
 from spotwarp_fs.core.errors import Fenced, Refused, Unavailable
 from spotwarp_fs.core.journal import Changes
 from spotwarp_fs.core.ports import Lane, ObjectInfo, ObjectStore, Work
+from spotwarp_fs.core.records import BLOCK_TABLE, ino_range
 from spotwarp_fs.core.requests import AttributeChange
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, ObjectKey
 from spotwarp_fs.engine.session import Session
@@ -273,6 +274,70 @@ def test_a_careless_journal_is_found_out(plant: str, history: History) -> None:
 
 def test_every_plant_is_looked_for() -> None:
     assert set(PLANTS) == set(HISTORIES)
+
+
+@pytest.mark.history("L4")
+def test_L4_zeros_that_a_truncation_leaves_go_without_what_lay_behind_them() -> None:
+    data = bytes(BLOCK_BYTES // 2) + NEW[:100]
+
+    async def main() -> None:
+        store, node = new_store(), PowerNode()
+        async with until_killed(store, node, replace(EAGER, journal_linger_s=1e9)) as session:
+            handle, _ = await create(session, b"f", data)
+            await session.filesystem.release(handle)
+            await fsync(session, b"f")
+            await truncate(session, b"f", BLOCK_BYTES // 2)
+            await trio.sleep(2)
+            assert not session.workspace.dirty_blocks, "what is left are zeros, and need no frame"
+        assert await after_power_loss(store, node) <= {data, data[: BLOCK_BYTES // 2]}, "before or after, no mixture"
+
+    in_virtual_time(main)
+
+
+@pytest.mark.history("C4")
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed"])
+def test_C4_a_block_that_became_zeros_is_counted_as_the_journal_has_it(killed: bool) -> None:
+    async def main() -> None:
+        store, node = new_store(), PowerNode()
+        async with until_killed(store, node, EAGER) as session:
+            handle, ino = await create(session, b"f", OLD)
+            await session.filesystem.write(handle, 0, bytes(len(OLD)))
+            await fsync(session, b"f")
+            await trio.sleep(2)
+            assert not session.workspace.dirty_blocks
+            if not killed:
+                await session.filesystem.setattr(ino, AttributeChange(mode=0o600), None, ACTOR)
+                await create(session, b"g", OLD)
+                await fsync(session, b"g")
+        if killed:
+            node = node.killed()
+            async with until_killed(store, node, EAGER) as session:
+                ino = (await session.filesystem.lookup(ROOT_INODE, b"f")).ino
+                await session.filesystem.setattr(ino, AttributeChange(mode=0o600), None, ACTOR)
+                await create(session, b"g", OLD)
+                await fsync(session, b"g")
+        journal = PowerJournal(bytes(node.journal._stream))
+        twin = PowerNode(MemoryKV(), node.data.copied().power_loss(random.Random(1)), journal)
+        async with until_killed(store, twin, MANUAL) as session:
+            found = await session.filesystem.lookup(ROOT_INODE, b"f")
+            with session.workspace.kv.read() as view:
+                held = sum(1 for _, value in view.scan(*ino_range(BLOCK_TABLE, found.ino)) if value)
+            assert found.record.allocated == held * BLOCK_BYTES
+            await session.streamer.barrier()
+            assert (await contents(session))[b"f"][1] == bytes(len(OLD))
+
+    in_virtual_time(main)
+
+
+FAILED_ONCE = {
+    2018: "a block of zeros was journalled as here, and its inode as without it: no cut could be sealed any more",
+    2209: "giving zeros back also took what a truncation had left behind them, and the journal vouched for",
+}
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_seed_that_failed_once(seed: int) -> None:
+    run_power_world(seed)
 
 
 @pytest.mark.parametrize("chunk", range(0, FAST_SEEDS, CHUNK))

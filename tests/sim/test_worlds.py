@@ -24,6 +24,8 @@ FAILED_ONCE = {
     28: "a damaged manifest in a parallel read ended the session with a group of errors",
     79: "a takeover sent by a start that was killed arrived late, and its own next start fenced itself",
     141: "a fenced session died of the base that it was making",
+    1448: "a block had one frame in the map and another in the manifest, because its file had grown in between",
+    1546: "a block map that arrived after its file was removed left records behind",
     303: "a flipped bit in a pack's trailer made our own upload a rival's",
 }
 """Seeds that found something, with the story. Worlds change as they grow; the histories keep the bugs themselves."""

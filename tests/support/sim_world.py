@@ -216,7 +216,8 @@ class Life:
                 switch.countdown, switch.only = int(2 ** (self.rng.random() * 4)), self.rng.choice(SITES)
                 switch.then = self.rng.choice((0, 1, 1, 2))
         world.nursery.start_soon(self._session)
-        limit = 400.0
+        # With a store that is away for a minute at a time, and a cache of a few blocks, writers wait for long.
+        limit = 3000.0 if world.plan.outages else 400.0
         with trio.move_on_after(limit) as patience:
             if self.end == "zombie":
                 await self._first_of(self.ready, self.over)
