@@ -217,7 +217,7 @@ def umount(
 
     state_dir = client.state_directory()
     if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):
-        _clean_away(record, state_dir)
+        clean_away(record, state_dir)
         saved = (Path(record.cache_dir) / "state" / "released").exists()
         left = () if saved else (f"the daemon had died; what it had not published is in {record.cache_dir}",)
         return UmountReport(record.mountpoint, record.workspace, None, saved=saved, left=left)
@@ -243,7 +243,7 @@ def _wait_for_end(record: MountRecord) -> None:
         threading.Event().wait(0.02)
 
 
-def _clean_away(record: MountRecord, state_dir: Path) -> None:
+def clean_away(record: MountRecord, state_dir: Path) -> None:
     """Both processes are dead: detach what they left, and open the directory below again."""
     from spotwarp_fs.fuse import mounting, underlay
 
