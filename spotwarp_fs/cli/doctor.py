@@ -21,7 +21,7 @@ from spotwarp_fs.cli import output
 from spotwarp_fs.cli.options import json_option, settings_for, store_option, workspace_option
 from spotwarp_fs.cli.reports import Check
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError
-from spotwarp_fs.core.units import format_size
+from spotwarp_fs.core.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from spotwarp_fs.cli.sources import LoadedSettings
@@ -34,18 +34,24 @@ LOCK_DIRECTORIES_MAX: Final = 2000
 
 @click.command("doctor")
 @click.option("--read-only", is_flag=True, help="Don't write the probe objects into the store.")
+@click.option("--quick", is_flag=True, help="Don't measure how long a save takes.")
+@click.option("--save", metavar="SIZE", default="140G", show_default=True, help="The size of your job's saves.")
 @workspace_option
 @store_option
 @json_option
-def command(read_only: bool, workspace: str | None, store: str | None, as_json: bool) -> int:
+def command(read_only: bool, quick: bool, save: str, workspace: str | None, store: str | None, as_json: bool) -> int:
     """Check this machine, the configuration and the store, and say what to do about each finding.
 
     The store is probed with a few small objects below `hints/probe/`, which are deleted again: whether it honours
     conditional writes decides whether two writers can ever destroy each other's work. With --workspace its newest state
     is looked through for lock files, pid files and sockets of programs that are gone.
+
+    A short write to the cache's disk, and one through a trial mount, tell how long a save of --save bytes would block
+    in either form: 256 MiB each at most, which are deleted again.
     """
     found: list[Check] = []
-    for check in checks(store, write=not read_only, workspace=workspace):
+    save_bytes = None if quick else parse_size(save)
+    for check in checks(store, write=not read_only, save_bytes=save_bytes, workspace=workspace):
         found.append(check)
         if not as_json:
             _show(check)
@@ -65,8 +71,12 @@ def _show(check: Check) -> None:
     output.console().print(line)
 
 
-def checks(store: str | None, *, write: bool, workspace: str | None = None) -> Iterator[Check]:
-    """Give every finding, machine first."""
+def checks(
+    store: str | None, *, write: bool, save_bytes: int | None = None, workspace: str | None = None
+) -> Iterator[Check]:
+    """Give every finding, machine first; *save_bytes* measures how long a save of that size would take."""
+    from spotwarp_fs.cli import wiring
+
     yield Check("python", "ok", f"{sys.version.split()[0]} on {sys.platform}")
     yield from fuse_checks()
     yield descriptor_check()
@@ -77,18 +87,20 @@ def checks(store: str | None, *, write: bool, workspace: str | None = None) -> I
         return
     state = str(loaded.config_path) if loaded.config_found else f"{loaded.config_path} does not exist; defaults hold"
     yield Check("configuration", "ok", state)
-    yield disk_check(loaded)
+    yield wiring.lease_check(Path.cwd())
+    cache = disk_check(loaded)
+    yield cache
+    if save_bytes is not None and cache.outcome != "fail":
+        yield wiring.save_check(cache_place(loaded), save_bytes)
     yield from mount_checks(loaded)
     yield from store_checks(loaded, write=write)
     if workspace is not None:
-        from spotwarp_fs.cli import wiring
-
         yield from wiring.stale_locks(loaded, workspace)
 
 
 def fuse_checks() -> Iterator[Check]:
     """Tell whether a FUSE mount can work here; its absence is a warning, since the directory form needs none."""
-    remedy = "use a VM or a container with /dev/fuse and CAP_SYS_ADMIN; or --mode directory"
+    remedy = "nothing has to be done: `spotwarp run` and `spotwarp start` serve a plain directory here"
     if sys.platform != "linux":
         yield Check("fuse", "warn", f"there is no FUSE mount on {sys.platform}; ls, cat, cp and push work", "")
         return
@@ -122,12 +134,18 @@ def descriptor_check() -> Check:
     return Check("open files", "ok" if enough else "warn", f"{soft} at a time, can be raised to {hard}", remedy)
 
 
+def cache_place(loaded: LoadedSettings) -> Path:
+    """Return the directory in which the cache is, or is to be made."""
+    wanted = loaded.settings.cache_dir or loaded.settings.state_dir
+    return next(path for path in (wanted, *wanted.parents) if os.path.exists(path))
+
+
 def disk_check(loaded: LoadedSettings) -> Check:
     """Tell whether the cache's disk has room for a cache and can be written."""
     from spotwarp_fs.cli.derived import cache_budget
 
     wanted = loaded.settings.cache_dir or loaded.settings.state_dir
-    existing = next(path for path in (wanted, *wanted.parents) if path.exists())
+    existing = cache_place(loaded)
     if not os.access(existing, os.W_OK):
         return Check("cache", "fail", f"{existing} cannot be written", "choose another --cache-dir", ExitCode.CACHE)
     free = shutil.disk_usage(existing).free

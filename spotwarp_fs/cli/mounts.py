@@ -145,7 +145,9 @@ def find_mount(state_dir: Path, mountpoint: str | Path | None = None) -> MountRe
     asked = f"{place} is not in a mounted workspace; " if mountpoint is not None else ""
     if not records:
         raise UserError(
-            f"{asked}no workspace is mounted on this machine. `spotwarp mount DIR` mounts one", ExitCode.NOT_MOUNTED
+            f"{asked}no workspace is mounted on this machine. `spotwarp mount DIR` mounts one, "
+            "`spotwarp start --workspace DIR` serves a plain directory",
+            ExitCode.NOT_MOUNTED,
         )
     known = ", ".join(f"{record.mountpoint} ({record.workspace})" for record in records)
     raise UserError(f"{asked or 'say which workspace you mean; '}mounted are: {known}", ExitCode.NOT_MOUNTED)

@@ -23,6 +23,8 @@ class MountWish:
     form: str = "fuse"
     restore: bool = False
     adopt_local: bool = False
+    tried: bool = False
+    """A trial mount has just worked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
     environment = os.environ if environ is None else environ
     path = config_path(environment)
     required = bool(environment.get("SPOTWARP_CONFIG"))
-    from_file = read_file(path) if required or path.exists() else None
+    from_file = read_file(path) if required or _is_there(path, environment) else None
     given = {**(from_file or {}), **read_environment(environment), **read_flags(flags or {})}
     return LoadedSettings(
         settings=validated(given),
@@ -78,6 +78,18 @@ def load_settings(flags: Mapping[str, Any] | None = None, environ: Mapping[str, 
         config_path=path,
         config_found=from_file is not None,
     )
+
+
+def _is_there(path: Path, environ: Mapping[str, str]) -> bool:
+    """Say whether to read the file at the default place."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        # A container's user often has a home that is root's: nothing in there is theirs. A place that they named is.
+        return bool(environ.get("SPOTWARP_STATE_DIR"))
+    return True
 
 
 def config_path(environ: Mapping[str, str]) -> Path:

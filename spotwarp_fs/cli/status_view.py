@@ -23,6 +23,7 @@ WARMING: Final = {
     "checkpoint": "the newest checkpoint",
     "rest": "everything else",
 }
+FORMS: Final = {"fuse": "fuse, a mount", "directory": "directory, a plain one that is scanned"}
 Row = tuple[str, str, str]
 """Label, text, style."""
 
@@ -42,6 +43,7 @@ def rows(status: Status) -> Iterator[Row]:
     """Give the lines of the view."""
     yield from _alarms(status)
     yield "state", _state(status), ""
+    yield "form", FORMS.get(status.form, status.form), ""
     if status.mode == "writer" and not status.fenced:
         yield _risk(status)
         yield from _drain(status)
@@ -129,8 +131,8 @@ def _state(status: Status) -> str:
     size = f"{format_size(status.logical_bytes)} in {status.files:,} files"
     published = f"manifest {status.head_number}, published {format_duration(status.head_age_s)} ago"
     if status.mode != "writer":
-        return f"{published}, read-only, and does not change; {size} ({status.form})"
-    return f"{published}; {size} ({status.form})"
+        return f"{published}, read-only, and does not change; {size}"
+    return f"{published}; {size}"
 
 
 def _risk(status: Status) -> Row:

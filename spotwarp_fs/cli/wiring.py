@@ -133,6 +133,20 @@ def probe_store(loaded: LoadedSettings, *, write: bool) -> Iterator[Check]:
     return wiring_doctor.probe_store(loaded, write=write)
 
 
+def save_check(cache: Path, save_bytes: int) -> Check:
+    """Tell how long a save of *save_bytes* would block in either form, with the cache's disk under both."""
+    from spotwarp_fs.cli import wiring_speed
+
+    return wiring_speed.save_check(cache, save_bytes)
+
+
+def lease_check(directory: Path) -> Check:
+    """Tell whether a restore into *directory* may leave large files for later."""
+    from spotwarp_fs.cli import wiring_speed
+
+    return wiring_speed.lease_check(directory)
+
+
 def stale_locks(loaded: LoadedSettings, workspace: str) -> Iterator[Check]:
     """Look through the head of a workspace for locks and sockets of programs that a lost node took with it (D13)."""
     from spotwarp_fs.cli import wiring_doctor

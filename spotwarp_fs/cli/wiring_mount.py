@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_directory, workspace_of
-from spotwarp_fs.cli.mounts import MountRecord, find_mount, is_alive, mount_id, remove_record, underlay_path
+from spotwarp_fs.cli.mounts import (
+    MountRecord,
+    find_mount,
+    is_alive,
+    mount_id,
+    mounts_directory,
+    remove_record,
+    underlay_path,
+)
 from spotwarp_fs.core.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
@@ -35,13 +45,11 @@ Progress = Callable[[Mapping[str, Any]], None]
 def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountReport], None]) -> int:
     """Mount, call *announce* when the workspace is usable, and return: at once, or in the foreground after the end."""
     from spotwarp_fs.fuse.mountinfo import real_path
-    from spotwarp_fs.fuse.mounting import check_fuse
 
     settings = loaded.settings
-    if wish.form == "fuse" and settings.mode == "directory":
-        raise UserError("`mount` has the FUSE form only; `spotwarp start --workspace DIR` serves a plain directory")
     if wish.form == "fuse":
-        check_fuse()
+        _check_fuse(loaded, wish)
+    _make_state_dir(settings.state_dir)
     mountpoint = real_path(wish.mountpoint)
     _make(wish.mountpoint)
     refuse_live_mount(mountpoint)
@@ -57,6 +65,39 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
         # Beside the cache of a writer of the same workspace, which has a supervisor of its own.
         place = place.parent / f"look-{mount_id(mountpoint)}"
     return _supervised(daemon_wish, place, settings.state_dir, announce)
+
+
+def _check_fuse(loaded: LoadedSettings, wish: MountWish) -> None:
+    """Raise UserError, with the command to type instead, if the workspace is not to be mounted here or can't be."""
+    from spotwarp_fs.fuse.mounting import NoFuse, check_fuse
+    from spotwarp_fs.fuse.trying import try_mount
+
+    mode = loaded.settings.mode
+    if mode == "directory":
+        raise UserError(f"`mount` has no directory form (mode: directory): {_instead(loaded, wish)}")
+    try:
+        if mode == "auto" and not wish.tried:
+            try_mount()
+        else:
+            check_fuse()
+    except NoFuse as error:
+        raise UserError(
+            f"{wish.mountpoint} can't be mounted, {error.cause}: {_instead(loaded, wish)}", ExitCode.NO_FUSE
+        ) from error
+
+
+def _instead(loaded: LoadedSettings, wish: MountWish) -> str:
+    """Say what to type where `mount` is not the command."""
+    if wish.read_only:
+        return "`spotwarp ls`, `cat` and `cp` read a workspace without a mount"
+    words = ["spotwarp", "start", "--workspace", str(wish.mountpoint)]
+    for key, option in (("store", "--store"), ("workspace", "--name")):
+        if loaded.given.get(key) and loaded.given[key].kind == "flag":
+            words += [option, str(getattr(loaded.settings, key))]
+    return (
+        f"type `{shlex.join(words)}` for a plain directory (add --restore if the workspace is to go on in an empty "
+        "one), or `spotwarp run -- COMMAND`"
+    )
 
 
 def refuse_live_mount(mountpoint: str) -> None:
@@ -79,6 +120,20 @@ def flags_of(loaded: LoadedSettings) -> dict[str, Any]:
                 value = getattr(value, part)
             found[key] = value if isinstance(value, bool | int | float | str) else str(value)
     return found
+
+
+def _make_state_dir(state_dir: Path) -> None:
+    """Raise UserError if nothing can be noted there; containers often have a home that is not their user's."""
+    place = mounts_directory(state_dir)
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise UserError(
+            f"{state_dir} can't be written ({error.strerror}), and what is mounted is noted there: name a directory of "
+            "this user's, with --state-dir (`start`, `run`) or in SPOTWARP_STATE_DIR",
+            ExitCode.CACHE,
+        ) from error
 
 
 def _make(mountpoint: Path) -> None:
@@ -162,7 +217,7 @@ def umount(
 
     state_dir = client.state_directory()
     if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):
-        _clean_away(record, state_dir)
+        clean_away(record, state_dir)
         saved = (Path(record.cache_dir) / "state" / "released").exists()
         left = () if saved else (f"the daemon had died; what it had not published is in {record.cache_dir}",)
         return UmountReport(record.mountpoint, record.workspace, None, saved=saved, left=left)
@@ -188,7 +243,7 @@ def _wait_for_end(record: MountRecord) -> None:
         threading.Event().wait(0.02)
 
 
-def _clean_away(record: MountRecord, state_dir: Path) -> None:
+def clean_away(record: MountRecord, state_dir: Path) -> None:
     """Both processes are dead: detach what they left, and open the directory below again."""
     from spotwarp_fs.fuse import mounting, underlay
 

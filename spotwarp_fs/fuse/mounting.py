@@ -28,7 +28,7 @@ _DEVICE: Final = "/dev/fuse"
 _FUSE_CONF: Final = Path("/etc/fuse.conf")
 _CAP_SYS_ADMIN: Final = 21
 _UNMOUNT_DEADLINE_S: Final = 10.0
-_INSTEAD: Final = "use `--mode directory` here, or a node whose offer includes FUSE"
+_INSTEAD: Final = "`spotwarp start --workspace DIR`, or `spotwarp run --mode directory`, needs none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +74,37 @@ class AlreadyMounted(UserError):
         self.workspace = entry.workspace
 
 
-def _no_fuse(cause: str) -> UserError:
-    return UserError(f"no FUSE mount is possible here: {cause}; {_INSTEAD}", ExitCode.NO_FUSE)
+class NoFuse(UserError):
+    """This node can't mount FUSE filesystems; `cause` says why, without the remedy."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"no FUSE mount is possible here: {cause}; {_INSTEAD}", ExitCode.NO_FUSE)
+        self.cause = cause
 
 
 def check_fuse() -> None:
-    """Raise UserError(NO_FUSE) with the cause if this node can't mount FUSE filesystems.
+    """Raise NoFuse with the cause if this node can't mount FUSE filesystems.
 
     Looks only; the last word is the mount itself, which `serving.serve` turns into the same error.
     """
     try:
         importlib.import_module("pyfuse3")
     except ImportError as error:
-        raise UserError(
-            f"pyfuse3 can't be loaded ({error}); install it with `pip install 'spotwarp[fuse]'` (needs libfuse3), "
-            "or use `--mode directory`",
-            ExitCode.NO_FUSE,
+        raise NoFuse(
+            f"pyfuse3 can't be loaded ({error}); `pip install 'spotwarp[fuse]'` brings it, and needs libfuse3"
         ) from error
     try:
         if not stat.S_ISCHR(os.stat(_DEVICE).st_mode):
-            raise _no_fuse(f"{_DEVICE} is not a character device")
+            raise NoFuse(f"{_DEVICE} is not a character device")
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        raise _no_fuse(f"{_DEVICE} is missing (a container without FUSE)") from None
+        raise NoFuse(f"{_DEVICE} is missing (a container without FUSE)") from None
     except OSError as error:
-        raise _no_fuse(f"{_DEVICE} can't be opened: {error.strerror}") from error
+        raise NoFuse(f"{_DEVICE} can't be opened: {error.strerror}") from error
     if os.geteuid() == 0 and not _has_sys_admin():
-        raise _no_fuse("mounting is not permitted (this container has no CAP_SYS_ADMIN)")
+        raise NoFuse("mounting is not permitted (this container has no CAP_SYS_ADMIN)")
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:
-        raise _no_fuse("fusermount3 is not installed, and only root mounts without it (install the package fuse3)")
+        raise NoFuse("fusermount3 is not installed, and only root mounts without it (install the package fuse3)")
 
 
 def _has_sys_admin() -> bool:

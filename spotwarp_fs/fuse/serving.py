@@ -67,7 +67,8 @@ def _mount(fs: Filesystem, mountpoint: str, options: mounting.MountOptions) -> N
             output.seek(0)
             said = " ".join(output.read().decode(errors="replace").split()) or str(error)
             raise UserError(
-                f"FUSE refused to mount {mountpoint}: {said}; use `--mode directory` if mounting is not permitted here",
+                f"FUSE refused to mount {mountpoint}: {said}; if mounting is not permitted here, use "
+                "`spotwarp start --workspace DIR` or `spotwarp run --mode directory`",
                 ExitCode.NO_FUSE,
             ) from error
 

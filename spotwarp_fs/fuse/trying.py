@@ -13,7 +13,6 @@ import tempfile
 from contextlib import suppress
 from typing import Final
 
-from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.fuse import mounting
 from spotwarp_fs.fuse.mountinfo import mounts_at
 
@@ -26,7 +25,7 @@ _TRIAL: Final = (
 
 
 def try_mount() -> None:
-    """Raise UserError (NO_FUSE) with the cause if a mount does not work on this node."""
+    """Raise NoFuse with the cause if a mount does not work on this node."""
     mounting.check_fuse()
     directory = os.path.realpath(tempfile.mkdtemp(prefix="spotwarp-trial-"))
     try:
@@ -35,7 +34,7 @@ def try_mount() -> None:
             timeout=DEADLINE_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise _refusal(f"a trial mount did not end within {DEADLINE_S:.0f} s") from None
+        raise mounting.NoFuse(f"a trial mount did not end within {DEADLINE_S:.0f} s") from None
     finally:
         if mounts_at(directory):
             with suppress(OSError):
@@ -44,8 +43,4 @@ def try_mount() -> None:
             os.rmdir(directory)
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise _refusal(f"a trial mount was refused: {said}")
-
-
-def _refusal(cause: str) -> UserError:
-    return UserError(f"no FUSE mount is possible here: {cause}; use `--mode directory`", ExitCode.NO_FUSE)
+        raise mounting.NoFuse(f"a trial mount was refused: {said}")

@@ -219,7 +219,7 @@ def test_doctor_lists_locks_sockets_and_pid_files_of_a_lost_node(spotwarp: Comma
         await session.filesystem.mknod(ROOT_INODE, b"agent", stat.S_IFSOCK | 0o600, 0, ACTOR)
 
     build(DirectoryStore(spotwarp.home / "store"), step)
-    document = json.loads(spotwarp.here("doctor", "--workspace", "test", "--json"))
+    document = json.loads(spotwarp.here("doctor", "--quick", "--workspace", "test", "--json"))
     checks = {check["name"]: check for check in document["checks"]}
     assert checks["conditional writes"]["outcome"] == "ok"
     found = checks["workspace test"]
@@ -239,6 +239,6 @@ def closed_port() -> Iterator[int]:
 def test_an_unreachable_store_is_said_to_be_one(closed_port: int, tmp_path: Path) -> None:
     keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     spotwarp = CommandLine(tmp_path, f"s3://bucket/runs?endpoint=http://127.0.0.1:{closed_port}", keys)
-    document = json.loads(spotwarp.here("doctor", "--json", code=ExitCode.STORE_UNREACHABLE))
+    document = json.loads(spotwarp.here("doctor", "--quick", "--json", code=ExitCode.STORE_UNREACHABLE))
     assert document["checks"][-1]["name"] == "store"
     assert "endpoint" in document["checks"][-1]["remedy"]

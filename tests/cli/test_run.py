@@ -77,7 +77,6 @@ def test_a_script_runs_with_this_python(runs: Runs) -> None:
         (("--checkpoint-dir", "file:///elsewhere"), ("true",), ExitCode.USAGE, "leave one out"),
         (("--checkpoint-path", "/tmp"), ("true",), ExitCode.USAGE, "not in the workspace"),
         (("--takeover", "--no-wait"), ("true",), ExitCode.USAGE, "--no-wait"),
-        (("--mode", "directory"), ("true",), ExitCode.NO_FUSE, "plain directory"),
     ],
 )
 def test_what_cannot_be_run_is_refused(

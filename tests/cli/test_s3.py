@@ -41,16 +41,16 @@ def test_a_workspace_is_read_and_written_through_s3(s3_server: S3Server, tmp_pat
     assert report["manifest"] == after + 2
     assert report["bytes_sent"] < 10_000
     assert spotwarp.ok("cat", "test:log") == "step 2\n"
-    checks = json.loads(spotwarp.ok("doctor", "--json"))["checks"]
+    checks = json.loads(spotwarp.ok("doctor", "--quick", "--json"))["checks"]
     assert {check["name"]: check["outcome"] for check in checks}["conditional writes"] == "ok"
 
 
 def test_a_missing_bucket_and_refused_keys_are_told_apart(s3_server: S3Server, tmp_path: Path) -> None:
     missing = CommandLine(tmp_path, s3_server.seaweed.url("no-such-bucket", "runs"), s3_server.environment)
     assert "bucket" in missing.here("ls", "run7", code=ExitCode.CONFIG)
-    checks = json.loads(missing.here("doctor", "--json", code=ExitCode.CONFIG))["checks"]
+    checks = json.loads(missing.here("doctor", "--quick", "--json", code=ExitCode.CONFIG))["checks"]
     assert "create the bucket" in checks[-1]["remedy"]
     wrong = {**s3_server.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
     refused = CommandLine(tmp_path, s3_server.url, wrong)
-    checks = json.loads(refused.here("doctor", "--json", code=ExitCode.STORE_DENIED))["checks"]
+    checks = json.loads(refused.here("doctor", "--quick", "--json", code=ExitCode.STORE_DENIED))["checks"]
     assert "keys" in checks[-1]["remedy"]

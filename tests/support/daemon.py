@@ -109,7 +109,8 @@ class Node:
         where = ["--store", self.store, "--cache-dir", str(self.cache), *self.flags, "--json"]
         if self.form == "directory":
             return ["start", "--workspace", str(self.root), "--name", WORKSPACE, *where]
-        return ["mount", str(self.root), "--workspace", WORKSPACE, *where]
+        # Without a trial mount, which takes its time.
+        return ["mount", str(self.root), "--workspace", WORKSPACE, "--mode", "fuse", *where]
 
     def start(self, *flags: str) -> Node:
         """Mount in the foreground of a process group of its own, and return once the workspace is usable."""

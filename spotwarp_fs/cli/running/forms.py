@@ -80,12 +80,13 @@ def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
             f"--adopt-local makes the files in {wish.workspace} the next state, which only the directory form can: "
             "add --mode directory"
         )
-    return FuseForm(loaded, wish.workspace), reason
+    return FuseForm(loaded, wish.workspace, tried=mode == "auto"), reason
 
 
 def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:
     """Say why the workspace can't be mounted here; None if it can: a trial mount has worked."""
     from spotwarp_fs.fuse.mountinfo import mounts_at, real_path
+    from spotwarp_fs.fuse.mounting import NoFuse
     from spotwarp_fs.fuse.trying import try_mount
 
     if mounts_at(real_path(workspace)) or underlay_path(loaded.settings.state_dir, real_path(workspace)).exists():
@@ -100,6 +101,6 @@ def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:
         return f"{workspace} has files ({names[0]!r} and so on), which a mount would hide"
     try:
         try_mount()
-    except UserError as error:
-        return str(error)
+    except NoFuse as error:
+        return f"no FUSE mount is possible here: {error.cause}"
     return None

@@ -22,10 +22,12 @@ class FuseForm(DaemonForm):
     name = "fuse"
     files_die_with_daemon = True
 
-    def __init__(self, loaded: LoadedSettings, workspace: Path) -> None:
+    def __init__(self, loaded: LoadedSettings, workspace: Path, *, tried: bool) -> None:
+        """*tried*: a trial mount has just worked."""
         from spotwarp_fs.fuse.mountinfo import real_path
 
         super().__init__(loaded, Path(real_path(workspace)))
+        self._tried = tried
 
     def open(self, *, takeover: bool) -> MountReport:
         """Mount."""
@@ -33,7 +35,8 @@ class FuseForm(DaemonForm):
         from spotwarp_fs.cli.reports import MountWish
 
         made: list[MountReport] = []
-        wiring.mount(self._loaded, MountWish(mountpoint=self.path, takeover=takeover), made.append)
+        wish = MountWish(mountpoint=self.path, takeover=takeover, tried=self._tried)
+        wiring.mount(self._loaded, wish, made.append)
         self.record()
         return made[0]
 
