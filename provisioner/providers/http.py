@@ -8,9 +8,10 @@ and the service's own words are cleaned first.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
 import trio
@@ -28,7 +29,7 @@ BODY_BYTES_MAX: Final = 32 * 1024 * 1024
 """A search's 2,500 rows are about 7 MB."""
 WORDS_CHARS_MAX: Final = 300
 SECRET_CHARS_MIN: Final = 4
-"""A shorter value would be found in any sentence."""
+"""A shorter value would be found in any sentence: `1`, `yes`."""
 RETRY_AFTER_S_MAX: Final = 86_400.0
 
 # Raised before a connection exists, so before a byte of the request was sent.
@@ -45,7 +46,7 @@ class Answer:
     is_json: bool
     """Whether the body is JSON or empty; else it is a page of something in between (a proxy, a load balancer)."""
     words: str
-    """The service's own explanation, cleaned and short."""
+    """The service's own explanation, cleaned and short; a page that is no JSON is never quoted."""
     retry_after_s: float | None = None
 
     def field(self, name: str) -> str:
@@ -172,16 +173,23 @@ class Http:
 
 
 def cleaned(words: str, secrets: Collection[str]) -> str:
-    """Return *words* on one line and short, each of *secrets* replaced.
+    """Return *words* on one line and short, each of *secrets* replaced in every form an echo may have.
 
     >>> cleaned("Invalid key abcd1234 given\\n", ["abcd1234"])
     'Invalid key *** given'
     """
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= SECRET_CHARS_MIN:
-            words = words.replace(secret, "***")
+    for form in sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True):
+        words = words.replace(form, "***")
     words = " ".join(words.split())
     return words if len(words) <= WORDS_CHARS_MAX else words[:WORDS_CHARS_MAX] + "…"
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield a secret as it is, line by line, and as JSON, a shell's argument or a URL would write it."""
+    for part in (secret, *secret.splitlines()):
+        if len(part) >= SECRET_CHARS_MIN:
+            yield from (part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1])
+            yield from (quote(part, safe=""), quote(part))
 
 
 def _answer(response: httpx.Response, raw: bytes, secrets: Collection[str]) -> Answer:
@@ -192,12 +200,10 @@ def _answer(response: httpx.Response, raw: bytes, secrets: Collection[str]) -> A
             document = json.loads(raw)
         except (ValueError, RecursionError):
             is_json = False
-    plain = "" if "html" in response.headers.get("content-type", "") else raw.decode("utf-8", "replace")
-    words = _explanation(document) if is_json else plain
     retry_after_s = number(response.headers.get("retry-after")) or number(mapping(document).get("retry_after"))
     if retry_after_s is not None:
         retry_after_s = min(max(retry_after_s, 0.0), RETRY_AFTER_S_MAX)
-    shown = cleaned(words, secrets) or "no explanation"
+    shown = cleaned(_explanation(document), secrets) or "no explanation"
     return Answer(response.status_code, document, is_json, shown, retry_after_s)
 
 

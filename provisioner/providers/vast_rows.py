@@ -9,6 +9,7 @@ from typing import Any, Final
 from provisioner.core.gpus import MB_PER_GB, Gpu, gpu_of
 from provisioner.core.offers import Fuse, Market, Offer, Price
 from provisioner.core.ports import Instance, InstanceStatus, SshAddress
+from provisioner.providers.http import cleaned
 from provisioner.providers.reading import mapping, number, text, version
 
 _STATUS: Final = {
@@ -80,7 +81,7 @@ def instance_of(row: Mapping[str, Any], provider: str) -> Instance | None:
         instance_id=instance_id,
         label=text(row.get("label")),
         status=status,
-        status_text=": ".join(filter(None, (text(row.get("actual_status")), text(row.get("status_msg"))))),
+        status_text=cleaned(": ".join(filter(None, (text(row.get("actual_status")), text(row.get("status_msg"))))), ()),
         market={True: Market.SPOT, False: Market.ON_DEMAND}.get(is_bid) if isinstance(is_bid, bool) else None,
         usd_h=number(row.get("dph_base")),
         gpu=_gpu(row),
