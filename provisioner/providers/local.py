@@ -206,9 +206,11 @@ class Local:
         self._collect(instance_id)
         try:
             # The record goes last, so that a deletion that is cut short is listed, and repeated.
-            shutil.rmtree(home / "disk", ignore_errors=not (home / "disk").exists())
+            if (home / "disk").exists():
+                shutil.rmtree(home / "disk")
             shutil.rmtree(home)
         except FileNotFoundError:
+            # Another controller's destroy was faster.
             pass
         except OSError as error:
             problem = f"the disk of {instance_id} cannot be deleted ({error.strerror})"

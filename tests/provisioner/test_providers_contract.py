@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
@@ -29,11 +30,15 @@ from provisioner.core.errors import (
 )
 from provisioner.core.gpus import parse_gpu
 from provisioner.core.offers import Market, with_bid
-from provisioner.core.ports import Created, CreateRefused, CreateUnknown, Instance, InstanceStatus, RefusedWhy
-from provisioner.core.wishes import sift, why_nothing
+from provisioner.core.ports import Created, CreateRefused, CreateUnknown, Instance, InstanceStatus, Launch, RefusedWhy
+from provisioner.core.wishes import Wish, sift, why_nothing
 from provisioner.providers import http
+from provisioner.providers.runpod import RunPod
+from provisioner.providers.vast import Vast
+from provisioner.simulator.market.scenario import Scenario
+from provisioner.simulator.simulation import simulating
 from tests.support.providers import SECRET, Bench, each, each_simulated, on
-from tests.support.simulated import KEY
+from tests.support.simulated import CALM, GPU, KEY
 
 LABEL = "sw-job-00c0ffee-1"
 
@@ -324,6 +329,36 @@ def test_a_key_that_is_none_is_refused_without_being_quoted(key: str) -> None:
     with pytest.raises(ProviderDenied) as refused:
         http.Http("vast", "http://127.0.0.1", key, {})
     assert not key or key not in str(refused.value)
+
+
+@each()
+async def test_capabilities_are_what_the_adapter_has(bench: Bench) -> None:
+    found = await bench.provider.capabilities()
+    assert found.rebid <= hasattr(bench.provider, "rebid")
+    assert found.stop_start <= (hasattr(bench.provider, "stop") and hasattr(bench.provider, "start"))
+    assert found.spot or not bench.wish.spot
+    assert len(LABEL) <= found.label_chars_max
+    assert found.visible_after_s >= 0
+    await bench.provider.balance_usd()
+
+
+@pytest.mark.parametrize("make", [Vast, RunPod])
+@pytest.mark.parametrize("how", ["drop", "error"])
+async def test_over_a_real_socket_a_create_is_sent_once_too(make: type[Vast] | type[RunPod], how: str) -> None:
+    scenario = Scenario(**{**CALM, "limits": True})
+    async with simulating(scenario, port=0, scale=600) as sim, httpx.AsyncClient(base_url=sim.url) as http_client:
+        provider = make(KEY, base_url=sim.url)
+        wish = Wish(parse_gpu(GPU), spot=False, on_demand_max_usd_gpu_h=100.0, disk_gb=20.0)
+        (offer, *_) = sift(await provider.search(wish), wish, 0.0).accepted
+        await http_client.post("/__sim/faults", json={"kind": "lost_answer", "endpoint": "create", "how": how})
+        outcome = await provider.create(Launch(LABEL, offer, "some/image:1", 20.0, "sleep 600"))
+        assert isinstance(outcome, CreateUnknown)
+        (row,) = await provider.list_instances()
+        assert row.label == LABEL
+        await provider.destroy(row.instance_id)
+        assert (await http_client.get("/__sim/creates")).json()[LABEL]["sent"] == 1
+        assert (await http_client.get("/__sim/alive")).json() == []
+        await provider.aclose()
 
 
 @on("vast-spot")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +18,7 @@ from provisioner.core.offers import Market, with_bid
 from provisioner.core.ports import Created, CreateRefused, InstanceStatus, Launch, RefusedWhy
 from provisioner.core.wishes import Wish
 from provisioner.providers.local import Local, LocalMachine
-from provisioner.providers.processes import kill_all, marked
+from provisioner.providers.processes import kill_all, marked, mounts_under
 from tests.support.providers import SystemClock, SystemEntropy
 from tests.support.simulated import until
 
@@ -37,7 +40,7 @@ async def provider(tmp_path: Path) -> AsyncIterator[Local]:
             await made.destroy(instance.instance_id)
 
 
-async def started(provider: Local, script: str, **changes: object) -> str:
+async def started(provider: Local, script: str, **changes: Any) -> str:
     (offer, *_) = await provider.search(WISH)
     launch = Launch("sw-job-00c0ffee-1", with_bid(offer), "", 1.0, script, {"TOKEN": "s3cret"}, bid_usd_h=0.001)
     outcome = await provider.create(replace(launch, **changes))
@@ -136,6 +139,32 @@ async def test_another_controller_finds_the_nodes(provider: Local, tmp_path: Pat
     await successor.destroy(instance_id)
     assert await successor.list_instances() == []
     assert await provider.list_instances() == []
+
+
+MOUNTS = """
+import pyfuse3, sys, trio
+pyfuse3.init(pyfuse3.Operations(), sys.argv[1], {"fsname=node"})
+trio.run(pyfuse3.main)
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="/dev/fuse is missing or not ours")
+async def test_what_a_dead_node_left_mounted_is_detached_and_not_deleted_through(
+    provider: Local, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyfuse3", reason="the fuse extra is not installed")
+    command = shlex.join([sys.executable, "-c", MOUNTS, "workspace"])
+    instance_id = await started(provider, f"mkdir workspace; setsid {command} & sleep 600")
+    home = tmp_path / "nodes" / instance_id
+
+    async def mounted() -> bool:
+        return mounts_under(home) == [home / "disk" / "workspace"]
+
+    await until(mounted, every_s=0.05, at_most_s=PATIENCE_S)
+    await provider.destroy(instance_id)
+    assert mounts_under(home) == []
+    assert not home.exists()
 
 
 async def test_a_destroyed_node_does_not_start_late(provider: Local, tmp_path: Path) -> None:

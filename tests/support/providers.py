@@ -160,7 +160,8 @@ def on(*services: str, **settings: Any) -> Callable[[Body], Callable[..., None]]
             one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in inspect.signature(body).parameters.values()
         ]
         test.__signature__ = inspect.Signature([*own, *taken[1:]])  # type: ignore[attr-defined]
-        return pytest.mark.parametrize("service", services)(test)
+        marked: Callable[..., None] = pytest.mark.parametrize("service", services)(test)
+        return marked
 
     return decorate
 
