@@ -115,8 +115,9 @@ class Http:
     ) -> Answer | CreateRefused | CreateUnknown:
         """Send a create once. An Answer is one in JSON below 500 that is not about limits: the adapter reads it."""
         what = f"{self._provider}: create"
+        sent_by_s = trio.current_time() + wait_s_max
         for gate in self._gates_of("create"):
-            if not await gate.enter(wait_s_max):
+            if not await gate.enter(sent_by_s - trio.current_time()):
                 return CreateRefused(RefusedWhy.RATE_LIMITED, f"{what}: not sent, its turn is further off")
         answer, failure = await self._request(method, path, body, None, CREATE_S, secrets)
         if answer is None and failure in {error.__name__ for error in _NOTHING_SENT}:

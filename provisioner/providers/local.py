@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
 from provisioner.core.errors import ProviderUnavailable
 from provisioner.core.gpus import Gpu
 from provisioner.core.offers import Fuse, Market, Offer, Price
@@ -39,7 +41,7 @@ from provisioner.core.ports import (
 )
 from provisioner.core.timing import BOOT_LOCAL
 from provisioner.core.wishes import Wish
-from provisioner.providers.processes import MARK, kill_all, marked, unmount_under
+from provisioner.providers.processes import KILL_S, LOOK_EVERY_S, MARK, kill_all, marked, unmount_under
 from provisioner.providers.reading import number, text
 
 ID_BYTES: Final = 6
@@ -203,7 +205,7 @@ class Local:
             return
         if not await kill_all(str(home)) or not await unmount_under(home):
             raise ProviderUnavailable(f"{self._name}: destroy: {instance_id} still runs or is mounted; try again later")
-        self._collect(instance_id)
+        await self._reap(instance_id)
         try:
             # The record goes last, so that a deletion that is cut short is listed, and repeated.
             if (home / "disk").exists():
@@ -222,8 +224,10 @@ class Local:
 
     async def aclose(self) -> None:
         """Let go of the nodes, which live on."""
-        for instance_id in list(self._children):
-            self._collect(instance_id)
+        for child in self._children.values():
+            if child.poll() is None:
+                child.returncode = 0  # the interpreter would warn of a child that is still there, as is wanted here
+        self._children.clear()
 
     def _directories(self) -> list[Path]:
         """Return the nodes' directories, those being deleted included; raise when they cannot be read."""
@@ -238,11 +242,12 @@ class Local:
         home = self._base / instance_id
         return home if whole and home.is_dir() else None
 
-    def _collect(self, instance_id: str) -> None:
-        """Take the exit of a child, so that no zombie stays; one that still runs is left to init."""
+    async def _reap(self, instance_id: str) -> None:
+        """Take the exit of a killed child, so that no zombie stays: its memory goes a moment before it ends."""
         child = self._children.pop(instance_id, None)
-        if child is not None and child.poll() is None:
-            child.returncode = 0  # the interpreter would warn of a child that is still there; that is wanted here
+        with trio.move_on_after(KILL_S):
+            while child is not None and child.poll() is None:
+                await trio.sleep(LOOK_EVERY_S)
 
     async def _look(self, home: Path) -> Instance | None:
         record = _record(home)

@@ -93,9 +93,11 @@ async def test_destroy_takes_what_left_the_process_group_too(provider: Local, tm
     await until_there(disk / "away")
     await until_there(disk / "here")
     assert len(marked()[str(disk.parent)]) >= 4
+    leader = int((disk.parent / "pid").read_text())
     await provider.destroy(instance_id)
     assert str(disk.parent) not in marked()
     assert not disk.parent.exists()
+    assert not Path(f"/proc/{leader}").exists(), "no zombie either"
 
 
 async def test_the_first_process_is_the_rental(provider: Local, tmp_path: Path) -> None:
