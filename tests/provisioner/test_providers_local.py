@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ from provisioner.core.offers import Market, with_bid
 from provisioner.core.ports import Created, CreateRefused, InstanceStatus, Launch, RefusedWhy
 from provisioner.core.wishes import Wish
 from provisioner.providers.local import Local, LocalMachine
-from provisioner.providers.processes import kill_all, marked, mounts_under
+from provisioner.providers.processes import marked, mounts_under
 from tests.support.providers import SystemClock, SystemEntropy
 from tests.support.simulated import until
 
@@ -110,7 +111,7 @@ async def test_the_first_process_is_the_rental(provider: Local, tmp_path: Path) 
 async def test_a_killed_node_is_seen(provider: Local, tmp_path: Path) -> None:
     instance_id = await started(provider, "sleep 600")
     await until_status(provider, instance_id, InstanceStatus.RUNNING)
-    assert await kill_all(str(tmp_path / "nodes" / instance_id))
+    os.killpg(int((tmp_path / "nodes" / instance_id / "pid").read_text()), signal.SIGKILL)
     assert await until_status(provider, instance_id, InstanceStatus.FAILED) == "killed"
 
 
