@@ -8,9 +8,13 @@ import pkgutil
 
 import pytest
 
-from provisioner import core
+from provisioner import core, providers
 
-MODULES = [module.name for module in pkgutil.walk_packages(core.__path__, "provisioner.core.")]
+MODULES = [
+    module.name
+    for package in (core, providers)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
