@@ -62,6 +62,8 @@ BYTES_PER_FRAME = 10 << 20
 the allocator keeps; with 1 GiB that is 102 blocks and about a third of the budget."""
 BYTES_PER_RUN = 64 << 20
 """The same for each run of blocks being fetched: 8 MiB stored and 8 MiB decoded, for a quarter of the budget."""
+MADE_ANEW = (None, "latest", "quiescent")
+"""`--at` of these asks for no particular state: a workspace that is not there yet is made."""
 FRAMES_MIN = 16
 RUNS_MIN = 4
 
@@ -157,7 +159,7 @@ async def _serve_workspace(
     lost: LostMap | None,
 ) -> int:
     in_use = cache.workspace_id is not None
-    workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at is None)
+    workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at in MADE_ANEW)
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data, in_use=in_use)

@@ -203,6 +203,10 @@ class Directed:
                 await self._scanner.sync()
             looked = True
         result = await self._served.drain(max(1.0, deadline_s - trio.current_time()))
+        if result.fenced:
+            where = self._wish.mountpoint
+            reason = f"{result.reason or 'another node has the workspace'}; {where} keeps what was changed in it since"
+            return replace(result, saved=False, reason=reason)
         if looked or not result.saved:
             return result
         return replace(result, saved=False, reason="there was no time to read everything that changed last")

@@ -35,13 +35,10 @@ from spotwarp_fs.core.treeplan import Clear, Link, Rename
 from spotwarp_fs.core.types import BLOCK_BYTES, ROOT_INODE, BlockIndex, Inode
 from spotwarp_fs.core.witness import Seen, Witness, merged
 from spotwarp_fs.directory.known import KnownTree
-from spotwarp_fs.directory.reading import Outcome, Reading
+from spotwarp_fs.directory.reading import COUNTED, Reading
 from spotwarp_fs.directory.witnessing import refused_xattrs
 from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.session import Session
-
-COUNTED = (Outcome.SETTLED, Outcome.GROWN)
-"""Reads whose content goes into the map."""
 
 
 @dataclass(slots=True)

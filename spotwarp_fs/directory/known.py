@@ -137,6 +137,8 @@ class KnownTree:
             return
         if target.startswith(source + b"/"):
             raise ValueError(f"{source!r} cannot move below itself, to {target!r}")
+        if source.startswith(target + b"/"):
+            raise ValueError(f"{source!r} cannot take the place of {target!r}, which holds it")
         if self.get(target) is not None:
             self.remove(target)
         parent, name = self._place(target)

@@ -59,6 +59,10 @@ class Outcome(Enum):
     """It cannot be read, or the store did not take it; see `reason`."""
 
 
+COUNTED: Final = (Outcome.SETTLED, Outcome.GROWN)
+"""Reads whose content goes into the map."""
+
+
 @dataclass(slots=True)
 class Reading:
     """What was read of a file. `changed` has every block whose content is not that of the record; None: a hole."""
@@ -216,7 +220,7 @@ class FileReader:
         readings = list(readings)
         await self._sealer.answered(offer for reading in readings for offer in reading.offers)
         for reading in readings:
-            if any(offer.frame is None for offer in reading.offers):
+            if reading.outcome in COUNTED and any(offer.frame is None for offer in reading.offers):
                 reading.outcome, reading.reason = Outcome.FAILED, "the store did not take it yet"
 
     def let_go(self, readings: Iterable[Reading]) -> None:

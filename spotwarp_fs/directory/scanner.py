@@ -26,11 +26,11 @@ from spotwarp_fs.core.treeplan import Link, Plan
 from spotwarp_fs.core.types import Inode
 from spotwarp_fs.core.walked import Found, Walked
 from spotwarp_fs.core.witness import Look, Seen, Witness, look
-from spotwarp_fs.directory.adopting import COUNTED, Adopter, Arrival, Batch
+from spotwarp_fs.directory.adopting import Adopter, Arrival, Batch
 from spotwarp_fs.directory.arriving import arrivals
 from spotwarp_fs.directory.attention import Attention, shown
 from spotwarp_fs.directory.known import KnownTree
-from spotwarp_fs.directory.reading import FileReader, Outcome, Reading
+from spotwarp_fs.directory.reading import COUNTED, FileReader, Outcome, Reading
 from spotwarp_fs.directory.walking import walk
 from spotwarp_fs.directory.watching import Watcher
 from spotwarp_fs.engine.session import Session

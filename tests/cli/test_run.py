@@ -103,9 +103,9 @@ def test_files_are_not_hidden_by_a_mount(runs: Runs) -> None:
     node = runs.node()
     (node.root / "train.py").write_text("print('here')")
     run = runs.start(node, "true")
-    assert run.ended() == ExitCode.NO_FUSE, run.story()
-    assert "'train.py'" in run.said
-    assert (node.root / "train.py").exists()
+    assert run.ended() == 0, run.story()
+    assert "'train.py'" in run.said, "why it is the directory form"
+    assert stored(node, "train.py") == "print('here')"
 
 
 def test_a_run_inside_a_run_is_refused(runs: Runs) -> None:

@@ -13,8 +13,11 @@ BANNER = re.compile(r"#\s*[-=#*~─]{4,}")
 MACHINE_PATH = re.compile("|".join(["/" + "root/", "/" + "work/", "bash" + "_jobs", "opt/" + "pypi"]))
 
 # The edges where a surprise is turned into an errno, a report or an exit code; everywhere else it must pass.
-EDGES = ("spotwarp_fs/fuse/", "spotwarp_fs/engine/session", "spotwarp_fs/engine/seal", "spotwarp_fs/cli/main.py")
-"""Where an error of any kind is said loudly and work goes on: requests, tasks, blocks being sealed, commands."""
+EDGES = (
+    "spotwarp_fs/fuse/", "spotwarp_fs/engine/session", "spotwarp_fs/engine/seal", "spotwarp_fs/directory/scanner",
+    "spotwarp_fs/cli/main.py",
+)  # fmt: skip
+"""Where an error of any kind is said loudly and work goes on: requests, tasks, blocks being sealed, scans, commands."""
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
