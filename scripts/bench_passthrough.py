@@ -134,7 +134,9 @@ async def serve(mountpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    pyfuse3.init(Passthrough(sys.argv[2]), sys.argv[1], set(pyfuse3.default_options) | {"fsname=passthrough", "allow_other"})
+    pyfuse3.init(
+        Passthrough(sys.argv[2]), sys.argv[1], set(pyfuse3.default_options) | {"fsname=passthrough", "allow_other"}
+    )
     try:
         trio.run(serve, sys.argv[1])
     finally:

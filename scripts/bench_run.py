@@ -115,7 +115,9 @@ def _document(samples: Samples, wish: argparse.Namespace, files: int) -> dict[st
     for (key, name), values in samples.items():
         if name != OWN:
             pairs = zip(samples[key, OWN], values, strict=True)
-            ratios[name][key] = median(theirs / ours if units[key] == SECONDS else ours / theirs for ours, theirs in pairs)
+            ratios[name][key] = median(
+                theirs / ours if units[key] == SECONDS else ours / theirs for ours, theirs in pairs
+            )
     conditions = {
         "quick": wish.quick, "rounds": wish.rounds, "streaming": wish.streaming, "repository_files": files,
         "caches_dropped": may_drop_caches(), "cores": os.cpu_count(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import trio
@@ -23,24 +22,20 @@ from spotwarp_fs.core.extents import valid_bytes
 from spotwarp_fs.core.frames import digest, encode_frame, is_zero
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.packs import PackBuilder
-from spotwarp_fs.core.ports import KVWrite, Work
+from spotwarp_fs.core.ports import Work
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
     DIRTY,
-    BlockState,
     FrameRef,
-    FrameState,
     InodeRecord,
     NodeTable,
-    block_key,
-    ino_key,
     inode_key,
 )
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode, PackId, WriterEpoch
-from spotwarp_fs.engine.blocks import LOADED
 from spotwarp_fs.engine.cut import Cut
 from spotwarp_fs.engine.jobs import Job, Offer, OpenPack
 from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.settling import Settler
 from spotwarp_fs.engine.workspace import Workspace, block_state
 
 if TYPE_CHECKING:
@@ -76,10 +71,7 @@ class Sealer:
         self._unnamed_bytes: dict[PackId, int] = {}
         self.bytes_sealed = 0
         self.frames_deduplicated = 0
-        self.is_settled: Callable[[Inode], bool] = lambda ino: True
-        """Whether a data file holds nothing that the map does not have (`Durability`)."""
-        self.became_hole: Callable[[Inode, BlockIndex], object] = lambda ino, block: None
-        """Told in the step in which a block of zeros loses its record."""
+        self.settler = Settler(workspace)
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
@@ -401,43 +393,14 @@ class Sealer:
                     continue
                 if job.cut is not None:
                     job.cut.sealed[(job.ino, job.block)] = ref
-                if self._settle(txn, job, ref):
+                if self.settler.settle(txn, job, ref):
                     settled.append((job, ref))
         for job, ref in settled:
             ws.unmark_dirty(job.ino, job.block)
             if ref is None:
-                self._punch(job.ino, job.block)
+                self.settler.punch(job.ino, job.block)
         for job, _ in done:
             self._finish(job)
-
-    def _settle(self, txn: KVWrite, job: Job, ref: FrameRef | None) -> bool:
-        """Note the frame of a block that still is as the job read it; False if that was nothing new."""
-        ino, block = job.ino, job.block
-        if job.generation is None or job.generation != self._ws.generations.of(ino, block):
-            return False
-        state = block_state(txn, ino, block)
-        if state == DIRTY:
-            settle(txn, ino, block, ref)
-            if ref is None:
-                # Or the journal goes on saying that the block is here, of an inode that counts it no more.
-                self.became_hole(ino, block)
-            return True
-        if job.cut is not None and state is not None and ref is not None and state.state is FrameState.UNPUBLISHED:
-            # An early job of the same bytes may have been here first, before the file grew and the block with it: two
-            # frames then, and the manifest will name this one.
-            txn.put(block_key(ino, block), replace(state, frame=ref).encode())
-        return False
-
-    def _punch(self, ino: Inode, block: BlockIndex) -> None:
-        """Give the space of zeros back, but not what a truncation left behind them and the journal vouches for (L4)."""
-        ws, start, length = self._ws, block * BLOCK_BYTES, BLOCK_BYTES
-        if not self.is_settled(ino):
-            with ws.kv.read() as view:
-                value = view.get(inode_key(ino))
-            length = min(length, InodeRecord.decode(value).size - start) if value is not None else 0
-        if length > 0:
-            ws.data.punch(ino, start, length)
-        ws.use.note(ino)
 
     def _answer(self, offer: Offer, ref: FrameRef | None) -> None:
         """In one step with the look that found the frame good: from here on its pack is held."""
@@ -458,22 +421,6 @@ def _taken(offer: Offer) -> bytes | None:
     """The bytes, which the pipeline lets go as soon as it can."""
     raw, offer.raw = offer.raw, b""
     return None if offer.dropped else raw
-
-
-def settle(txn: KVWrite, ino: Inode, block: BlockIndex, ref: FrameRef | None) -> None:
-    """Note the frame of a dirty block, or that it is a hole."""
-    if ref is not None:
-        txn.put(block_key(ino, block), BlockState(True, FrameState.UNPUBLISHED, ref).encode())
-        return
-    if txn.get(ino_key(NodeTable.UNLOADED, ino)) == LOADED:
-        txn.delete(block_key(ino, block))
-    else:  # after a rebuild: an empty value hides what the base may have
-        txn.put(block_key(ino, block), b"")
-    value = txn.get(inode_key(ino))
-    if value is not None:
-        record = InodeRecord.decode(value)
-        # A slip in the count must not end all publishing.
-        txn.put(inode_key(ino), replace(record, allocated=max(0, record.allocated - BLOCK_BYTES)).encode())
 
 
 def identify(raw: bytes) -> bytes | None:

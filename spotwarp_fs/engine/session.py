@@ -200,8 +200,7 @@ async def serve(ports: SessionPorts, claim: Claim) -> AsyncIterator[Session]:
 def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nursery) -> Session:
     health, packs, metadata, publisher = claim.health, claim.packs, claim.metadata, claimed.publisher
     ws = ports.workspace
-    ws.load_counters()
-    ws.start_inodes(publisher.head.manifest.writer_epoch)
+    _count_on(ws, publisher)
     maps = BlockMaps(ws, metadata)
     maps.use_base(claimed.base, claimed.root)
     blocks = Blocks(ws)
@@ -212,7 +211,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         await streamer.barrier()
 
     durability = Durability(ws, ports.journal, publish)
-    sealer.is_settled, sealer.became_hole = durability.is_settled, durability.may_evict
+    sealer.settler.is_settled, sealer.settler.became_hole = durability.is_settled, durability.may_evict
     durability.start(publisher.head.manifest.change_seq, lambda: claim.sessions)
     blocks.may_destroy, durability.finish = durability.may_destroy, blocks.finish
     budget = Budget(ws, ports.disk, lambda: streamer.urge())
@@ -248,6 +247,12 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
         salvager, Warmer(ws, hydrator, files.load_map, budget, lambda: publisher.head.manifest), trio.current_time(),
     )  # fmt: skip
+
+
+def _count_on(ws: Workspace, publisher: Publisher) -> None:
+    """Counters and inode numbers go on from the map, in this writer's epoch."""
+    ws.load_counters()
+    ws.start_inodes(publisher.head.manifest.writer_epoch)
 
 
 async def _stream(session: Session) -> None:
