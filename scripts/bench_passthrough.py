@@ -1,7 +1,7 @@
 """Bare pyfuse3 pass-through: the fixed denominator of the bench. Not a filesystem to use.
 
-A copy, unchanged in behaviour, of the probe that the project's targets are stated against: whoever edits it changes what
-every ratio means.
+A copy, unchanged in behaviour, of the probe that the project's targets are stated against: whoever edits it changes
+what every ratio means.
 
 One flat directory; each file is a plain file named by inode number in BACKING. Everything runs inline on the event
 loop, metadata lives in a dict, nothing is persisted: what remains is the cost of the kernel, pyfuse3 and trio.
