@@ -33,6 +33,7 @@ from spotwarp_fs.core.records import (
     encode_u32,
     encode_u64,
     ino_key,
+    ino_range,
     inode_key,
     key_block,
     key_ino,
@@ -246,6 +247,10 @@ class _Unloaded:
             return 0
         return BLOCKS_MAX if cutoff is None else decode_u32(cutoff)
 
+    def may_have(self, recorder: Recorder, ino: Inode) -> bool:
+        """May any record of *ino* lie in the base only?"""
+        return self._counts_below(recorder, ino) > 0
+
     def head_has(self, recorder: Recorder, ino: Inode, block: BlockIndex) -> bool:
         """Is there a record of the head's, here or possibly in the base?"""
         value = recorder.get(block_key(ino, block))
@@ -344,9 +349,16 @@ class _Replay:
                 self._unloaded.put(recorder, ino, block, state)
             record = InodeRecord.decode(value)
             allocated = max(0, record.allocated - verdict.lost_records * BLOCK_BYTES)
+            if not self._unloaded.may_have(recorder, ino):
+                # Its record may know of holes, found by sealing, that the journal never heard of.
+                allocated = _records_held(recorder, ino) * BLOCK_BYTES
             if (verdict.size, allocated) != (record.size, record.allocated):
                 recorder.put(inode_key(ino), replace(record, size=verdict.size, allocated=allocated).encode())
         return verdicts
+
+
+def _records_held(recorder: Recorder, ino: Inode) -> int:
+    return sum(1 for _, value in recorder.scan(*ino_range(BLOCK_TABLE, ino)) if value)
 
 
 def _move_name(recorder: Recorder, key: bytes, value: bytes | None) -> None:

@@ -98,7 +98,8 @@ def complete(draft: Draft, sealed: Mapping[tuple[Inode, BlockIndex], FrameRef | 
         value = changes.get(inode_key(ino)) if count else None
         if value is not None:
             record = InodeRecord.decode(value)
-            changes[inode_key(ino)] = replace(record, allocated=record.allocated - count * BLOCK_BYTES).encode()
+            allocated = max(0, record.allocated - count * BLOCK_BYTES)
+            changes[inode_key(ino)] = replace(record, allocated=allocated).encode()
     return ChangeSet.of(draft.drops, changes)
 
 

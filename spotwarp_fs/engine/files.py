@@ -159,17 +159,19 @@ class Files:
             self._ws.check_writable()
         with self._ws.kv.read() as view:
             paths.inode(view, ino)
-        if flags & os.O_TRUNC:
-            self._writers[ino] += 1
-            try:
-                await self.truncate(ino, 0)
-            finally:
-                self._writers[ino] -= 1
-        else:
-            await self._maps.load(ino)
-            with self._ws.kv.read() as view:
-                paths.inode(view, ino)  # it may have gone meanwhile
-        return self.opened(ino, flags)
+        self.pin(ino)  # its last name may go while this waits, and then the open file is all that keeps it
+        try:
+            if flags & os.O_TRUNC:
+                self._writers[ino] += 1
+                try:
+                    await self.truncate(ino, 0)
+                finally:
+                    self._writers[ino] -= 1
+            else:
+                await self._maps.load(ino)
+            return self.opened(ino, flags)
+        finally:
+            self.unpin(ino)
 
     def opened(self, ino: Inode, flags: int) -> Handle:
         """Make a handle."""

@@ -118,6 +118,14 @@ def test_C4_a_file_that_was_never_fsynced_is_cut_back_although_another_files_fsy
 
 
 @pytest.mark.history("C4")
+def test_C4_an_inode_that_lost_a_hole_unknown_to_the_journal_holds_what_its_blocks_hold() -> None:
+    lost_a_hole = changes(11, {inode_key(F): inode(2 * BLOCK_BYTES, 1)})
+    world = World({}, [new_file(10, 2 * BLOCK_BYTES, 0, 1), synced(10), lost_a_hole])
+    assert world.trusted() == {0, 1}
+    assert InodeRecord.decode(world.get(inode_key(F)) or b"").allocated == 2 * BLOCK_BYTES
+
+
+@pytest.mark.history("C4")
 @pytest.mark.promise("P-02")
 def test_C4_a_later_unsynced_append_does_not_take_the_fsynced_part_away() -> None:
     world = World({}, [new_file(10, 80, 0), synced(10), new_file(12, 160, 0), synced(12, G)])
