@@ -250,7 +250,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
 
 
 def _count_on(ws: Workspace, publisher: Publisher) -> None:
-    """Counters and inode numbers go on from the map, in this writer's epoch."""
+    """Counters go on from the map, and inode numbers carry the present writer epoch."""
     ws.load_counters()
     ws.start_inodes(publisher.head.manifest.writer_epoch)
 

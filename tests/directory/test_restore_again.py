@@ -136,11 +136,15 @@ async def test_a_killed_restore_is_never_taken_for_a_directory_with_deletions(tm
     inner, expected = await published()
     store, node = SlowStore(inner, latency_s=0.05), Node()
     root = tmp_path / "w"
-    async with opened(store, root, node=node) as restored:
-        with trio.move_on_after(0.08):
-            await restored.restorer.lay_out()
-        assert not (root / "lib/module3.py").exists()
-        restored.leases.die()
+    async with opened(store, root, node=node) as restored, trio.open_nursery() as nursery:
+        store.latency_s = 60.0  # nothing that is fetched arrives before the kill
+        nursery.start_soon(restored.restorer.lay_out)
+        while not (root / ".spotwarp/identity").exists():
+            await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
+    assert not (root / "lib/module3.py").exists()
+    restored.leases.die()
+    store.latency_s = 0.02
     for known in (node, Node()):
         async with opened(store, root, node=known) as restored:
             for wish in (Wish.PLAIN, Wish.RESTORE):
