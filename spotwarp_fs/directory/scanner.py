@@ -64,7 +64,6 @@ class Scanner:
         watcher: Watcher,
         *,
         interval_s: float,
-        on_written: Callable[[bytes], None] = lambda path: None,
         why_foreign: Callable[[], str] = lambda: "",
     ) -> None:
         self._session = session
@@ -73,8 +72,6 @@ class Scanner:
         self._known = known
         self._watcher = watcher
         self._interval_s = interval_s
-        self._on_written = on_written
-        """Told of a placeholder that is the user's file now."""
         self._why_foreign = why_foreign
         """Says why the directory is not the one that was started any more; empty if it is."""
         self._reader = FileReader(session)
@@ -238,10 +235,7 @@ class Scanner:
         match look(self._witness(found.path), found.status):
             case Look.ABSENT | Look.CLEAN:
                 return False
-            case Look.WRITTEN:
-                self._on_written(found.path)
-                return True
-            case Look.READ:
+            case Look.WRITTEN | Look.READ:
                 return True
 
     def _witness(self, path: bytes) -> Witness | None:
