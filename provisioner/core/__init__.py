@@ -10,6 +10,9 @@
     intents     ledger records: one intent before each create, and its states
     race…       the race as a state machine: (state, event) -> (state, commands)
     detect      when a node counts as lost
+    jobs        what is to be kept running, as it lies in the store
+    rendezvous  what controller and nodes tell each other through the store
+    happenings  what a controller tells whoever watches it; the record of one failover
     cost, plan  money and feasibility
     bootstrap   the script a rented container runs
 

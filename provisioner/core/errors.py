@@ -6,6 +6,8 @@ ProvisionerError
 ├── ProviderDenied        the account's key is missing, wrong or revoked: stop using this provider, tell the user
 ├── NoCredit              the account cannot pay: stop renting here, tell the user
 ├── ProviderRefused       the provider answered and said no: the same call is useless
+├── StoreUnavailable      the store that controller and nodes meet in does not answer: nothing is decided without it
+├── StoreDenied           the store refuses the keys
 ├── LedgerCorrupt         a ledger record is not what its version says: never guess
 └── BadWish               bad input: show the message
 
@@ -42,6 +44,14 @@ class NoCredit(ProvisionerError):
 
 class ProviderRefused(ProvisionerError):
     """The provider answered and refused."""
+
+
+class StoreUnavailable(ProvisionerError):
+    """The store did not answer usefully."""
+
+
+class StoreDenied(ProvisionerError):
+    """The store refused the credentials."""
 
 
 class LedgerCorrupt(ProvisionerError):

@@ -256,6 +256,63 @@ class StopsAndStarts(Protocol):
         ...
 
 
+class Shelf(Protocol):
+    """The store as controller and nodes use it, for the small objects of `rendezvous`; keys are below its prefix.
+
+    Every method raises StoreUnavailable when nothing is proven (try again), and StoreDenied when the keys are refused.
+    """
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the object, or None when it is proven absent."""
+        ...
+
+    async def put(self, key: str, body: bytes) -> None:
+        """Create or replace."""
+        ...
+
+    async def create(self, key: str, body: bytes) -> bool:
+        """Create it once, ever; False when it was there already, with other content."""
+        ...
+
+    async def list(self, prefix: str) -> Sequence[str]:
+        """Return every key below *prefix*, in order."""
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete; what is absent is fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceHead:
+    """The newest manifest of a workspace, as far as a controller needs it."""
+
+    number: int
+    writer_epoch: int
+    created_at_s: float
+    """By the store's clock."""
+    intent: str | None
+    """Of the node whose session wrote it; None = nobody that was rented for a job."""
+    instance_id: str | None
+    quiescent: bool
+    logical_bytes: int
+    files: int
+    resumed_from: int | None = None
+    """Of a takeover manifest: the manifest that was served on."""
+
+
+class WorkspaceView(Protocol):
+    """The job's workspace, read only. Raises what `Shelf` raises."""
+
+    async def head(self) -> WorkspaceHead | None:
+        """Return the newest manifest, or None for a workspace that has no state yet."""
+        ...
+
+    async def heartbeat(self) -> str | None:
+        """Return a token that changes with each heartbeat of the head's writer; None without one."""
+        ...
+
+
 class Clock(Protocol):
     """Wall time: deadlines must survive the controller, so they are not on a monotonic clock."""
 
