@@ -29,6 +29,10 @@ CREATE_ATTEMPTS = 8
 CREATE_PAUSE_S = 0.25
 CALL_DEADLINE_S = 8.0
 """How long one call to the store is repeated before the engine hears of it, waits and goes on."""
+ANSWERING_DEADLINE_S = 20.0
+"""The same while it answers with 5xx: if 7 of 10 answers are bad, 8 s fail one call in ten, and a mount needs a dozen."""
+PAUSE_MAX_S = 1.0
+"""Between two attempts of a call: bulk requests are paced on their own."""
 
 
 def store_settings(settings: Settings) -> StoreSettings:
@@ -72,7 +76,13 @@ def open_store_of(settings: Settings, *, deadline_s: float = CALL_DEADLINE_S) ->
     inner = open_plain_store(settings)
     if settings.unsafe_single_writer:
         inner = UnsafeSingleWriter(inner)
-    return Retrying(inner, SystemEntropy(), RetryPolicy(deadline_s=deadline_s, denied_deadline_s=deadline_s / 2))
+    policy = RetryPolicy(
+        most_s=PAUSE_MAX_S,
+        deadline_s=deadline_s,
+        answering_deadline_s=ANSWERING_DEADLINE_S,
+        denied_deadline_s=deadline_s / 2,
+    )
+    return Retrying(inner, SystemEntropy(), policy)
 
 
 async def find_workspace(store: ObjectStore, name: str, *, create: bool, entropy: Entropy) -> tuple[str, Scoped]:

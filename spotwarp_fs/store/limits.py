@@ -29,7 +29,11 @@ TEMP_FILE_AGE_MAX_S: Final = 3600.0
 T = TypeVar("T")
 
 
-class Throttled(Unavailable):
+class Answered(Unavailable):
+    """5xx or 429: the store is there, and answers."""
+
+
+class Throttled(Answered):
     """503 SlowDown or 429: the store wants fewer requests."""
 
 

@@ -16,7 +16,7 @@ import trio
 from spotwarp_fs.core.errors import Denied, Unavailable
 from spotwarp_fs.core.ports import Entropy, Lane, ObjectInfo, ObjectStore, Stored
 from spotwarp_fs.core.types import ObjectKey
-from spotwarp_fs.store.limits import LANE_THREADS
+from spotwarp_fs.store.limits import LANE_THREADS, Answered
 from spotwarp_fs.store.pacing import AdaptiveLimit, Backoff
 
 T = TypeVar("T")
@@ -30,6 +30,9 @@ class RetryPolicy:
     most_s: float = 10.0
     deadline_s: float = 60.0
     """From the first attempt to the last answer, pauses included."""
+    answering_deadline_s: float = 0.0
+    """The same while the store answers, be it with nothing but 5xx: it is there, and half of the requests may succeed.
+    Where it is less than `deadline_s`, that counts."""
     denied_deadline_s: float = 15.0
     """Refused credentials are tried again for this long only: the adapter looks them up anew each time."""
     denied_first_s: float = 1.0
@@ -54,7 +57,7 @@ class Retrying:
     def within(self, deadline_s: float) -> Retrying:
         """Return the same store with another deadline for each of its calls; pace and connections are shared."""
         denied_s = min(deadline_s, self._policy.denied_deadline_s)
-        policy = replace(self._policy, deadline_s=deadline_s, denied_deadline_s=denied_s)
+        policy = replace(self._policy, deadline_s=deadline_s, answering_deadline_s=0.0, denied_deadline_s=denied_s)
         return Retrying(self._inner, self._entropy, policy, pace=self._pace)
 
     @property
@@ -114,7 +117,7 @@ class Retrying:
         patience = _Patience(self._policy, self._entropy)
         while True:
             try:
-                with trio.move_on_at(patience.deadline_s):
+                with trio.move_on_at(patience.ends_at_s):
                     return await self._paced(lane, call)
                 raise Unavailable(f"{doing} in {self.url}: no answer within {self._policy.deadline_s:g} s")
             except (Unavailable, Denied) as error:
@@ -134,13 +137,16 @@ class _Patience:
         self._began_s = trio.current_time()
         self._policy = policy
         self._backoff = Backoff(entropy, first_s=policy.first_s, most_s=policy.most_s)
-        self.deadline_s = self._began_s + policy.deadline_s
+        self.ends_at_s = self._began_s + policy.deadline_s
+        """No attempt lasts longer."""
 
     async def wait(self, error: Unavailable | Denied) -> None:
         """Sleep before the next attempt, or raise *error* when no attempt would fit before the deadline."""
         denied = isinstance(error, Denied)
         pause_s = self._backoff.pause_s(at_least_s=self._policy.denied_first_s if denied else 0.0)
-        limit_s = self._policy.denied_deadline_s if denied else self._policy.deadline_s
-        if trio.current_time() + pause_s >= self._began_s + limit_s:
+        answering_s = self._policy.answering_deadline_s if isinstance(error, Answered) else 0.0
+        self.ends_at_s = self._began_s + max(self._policy.deadline_s, answering_s)
+        ends_at_s = self._began_s + self._policy.denied_deadline_s if denied else self.ends_at_s
+        if trio.current_time() + pause_s >= ends_at_s:
             raise error
         await trio.sleep(pause_s)

@@ -26,7 +26,7 @@ from spotwarp_fs.core.errors import (
     Unsupported,
     UserError,
 )
-from spotwarp_fs.store.limits import Throttled
+from spotwarp_fs.store.limits import Answered, Throttled
 
 CREDENTIAL_CODES: Final = frozenset(
     {
@@ -59,6 +59,7 @@ THROTTLE_CODES: Final = frozenset(
 )
 UNSUPPORTED_CODES: Final = frozenset({"NotImplemented", "UnsupportedOperation"})
 FULL_CODES: Final = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"})
+SERVER_ERRORS_FROM: Final = 500
 TRANSIENT_4XX: Final = frozenset({"RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch"})
 SKEW_TOLD_S: Final = 300.0
 TOO_BIG: Final = "EntityTooLarge"
@@ -123,7 +124,7 @@ def _from_answer(answer: Answer, doing: str, now_s: float) -> SpotwarpError:
             return found
     if answer.code == TOO_BIG or answer.status == 413:
         return StoreRefused(said)
-    return Unavailable(said)
+    return Answered(said) if answer.status >= SERVER_ERRORS_FROM else Unavailable(said)
 
 
 def _absent(answer: Answer, said: str, now_s: float) -> SpotwarpError | None:

@@ -10,10 +10,10 @@ import trio
 from trio.testing import MockClock
 
 from spotwarp_fs.core.errors import Denied, PreconditionFailed, Unavailable, Unsupported
-from spotwarp_fs.core.ports import Lane, ObjectInfo, ObjectStore
+from spotwarp_fs.core.ports import Lane, ObjectInfo, ObjectStore, Stored
 from spotwarp_fs.core.types import ObjectKey
 from spotwarp_fs.store.faults import FaultSchedule, FaultStore, Method
-from spotwarp_fs.store.limits import Throttled
+from spotwarp_fs.store.limits import Answered, Throttled
 from spotwarp_fs.store.memory import MemoryStore
 from spotwarp_fs.store.pacing import AdaptiveLimit
 from spotwarp_fs.store.probe import probe
@@ -147,6 +147,34 @@ async def test_a_listing_goes_on_where_it_broke_off(
     found = [info.key async for info in Retrying(faulty, entropy).list_objects("packs/")]
     assert found == names
     assert faulty.counts["fail_before"] > 20
+
+
+async def test_a_store_that_answers_with_errors_is_asked_for_longer(entropy: Seeded, autojump_clock: MockClock) -> None:
+    policy = RetryPolicy(most_s=1.0, deadline_s=8, answering_deadline_s=20, denied_deadline_s=4)
+    waited: dict[type[Exception], float] = {}
+    for kind in (Unavailable, Answered, Throttled, Denied):
+        store = Retrying(_Failing(kind), entropy, policy)
+        began_s = trio.current_time()
+        with pytest.raises(kind):
+            await store.get(A)
+        waited[kind] = trio.current_time() - began_s
+    assert 7 <= waited[Unavailable] < 8
+    assert 3 <= waited[Denied] < 4
+    assert 19 <= waited[Answered] < 20
+    assert 19 <= waited[Throttled] < 20
+
+
+class _Failing(MemoryStore):
+    """Fails every read in one way."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    async def get(
+        self, key: ObjectKey, *, start: int = 0, length: int | None = None, lane: Lane = Lane.CONTROL
+    ) -> Stored:
+        raise self._kind("x")
 
 
 async def test_the_refused_share_falls(entropy: Seeded, autojump_clock: MockClock) -> None:
