@@ -30,7 +30,7 @@ CREATE_PAUSE_S = 0.25
 CALL_DEADLINE_S = 8.0
 """How long one call to the store is repeated before the engine hears of it, waits and goes on."""
 ANSWERING_DEADLINE_S = 20.0
-"""The same while it answers with 5xx: if 7 of 10 answers are bad, 8 s fail one call in ten, and a mount needs a dozen."""
+"""The same while it answers with 5xx: if 7 of 10 answers are bad, 8 s fail a call in ten, and a mount needs a dozen."""
 PAUSE_MAX_S = 1.0
 """Between two attempts of a call: bulk requests are paced on their own."""
 

@@ -25,7 +25,7 @@ from spotwarp_fs.core.errors import (
 )
 from spotwarp_fs.core.ports import Lane, ObjectStore
 from spotwarp_fs.core.types import ObjectKey
-from spotwarp_fs.store.limits import Throttled
+from spotwarp_fs.store.limits import Answered, Throttled
 from spotwarp_fs.store.urls import StoreSettings, open_store, parse_store_url
 from tests.support.faulty_s3 import ALWAYS, faulty_s3
 from tests.support.tiny_s3 import World
@@ -57,7 +57,7 @@ async def store(server: tuple[str, World], world: World) -> AsyncIterator[Object
 
 ANSWERS = [
     ("slow_down", Throttled, "SlowDown"),
-    ("html_502", Unavailable, "502"),
+    ("html_502", Answered, "502"),
     ("html_404", Unavailable, "404"),
     ("down", Unavailable, "ConnectionClosed"),
     ("denied", Denied, "AccessDenied.*must be allowed to get, put, list and delete"),
