@@ -68,12 +68,14 @@ def open_plain_store(settings: Settings, *, list_page_keys: int | None = None) -
     return open_store(parse_store_url(settings.store_url()), found)
 
 
-def open_store_of(settings: Settings, *, deadline_s: float = CALL_DEADLINE_S) -> ObjectStore:
-    """Open the store that the settings name; nothing is sent yet."""
+def open_store_of(
+    settings: Settings, *, deadline_s: float = CALL_DEADLINE_S, inner: ObjectStore | None = None
+) -> ObjectStore:
+    """Open the store that the settings name, or take *inner* for it; nothing is sent yet."""
     from spotwarp_fs.store.retry import Retrying, RetryPolicy
     from spotwarp_fs.store.single_writer import UnsafeSingleWriter
 
-    inner = open_plain_store(settings)
+    inner = inner or open_plain_store(settings)
     if settings.unsafe_single_writer:
         inner = UnsafeSingleWriter(inner)
     policy = RetryPolicy(

@@ -77,6 +77,10 @@ class DirectoryStore:
         if keys:
             await self._run(lane, keys[0], lambda: self._delete(keys))
 
+    async def link(self, key: ObjectKey, lives_s: int) -> str:
+        """Return a URL for processes that see the same directory; it never ends."""
+        return f"file://{self._path(key)}"
+
     async def aclose(self) -> None:
         """Do nothing: no descriptor is kept between calls."""
 

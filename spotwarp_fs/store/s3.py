@@ -123,6 +123,15 @@ class S3Store:
                     self._bulk_delete = False
             await self._delete_each(batch, lane)
 
+    async def link(self, key: ObjectKey, lives_s: int) -> str:
+        """Return a URL that lets anyone GET the object for *lives_s*, or for as long as the keys it is signed with."""
+
+        def sign(client: Any) -> str:
+            where = {"Bucket": self._bucket, "Key": self._full(key)}
+            return str(client.generate_presigned_url("get_object", Params=where, ExpiresIn=lives_s))
+
+        return await self._run(Lane.CONTROL, f"sign a URL for {key}", sign)
+
     async def aclose(self) -> None:
         """Close idle connections; requests that a cancelled caller left behind end by their own timeouts."""
         self._clients.close()

@@ -90,11 +90,8 @@ class Clients:
         return self._session
 
     def _new_session(self) -> botocore.session.Session:
-        chosen = self._settings
-        session = botocore.session.Session(profile=chosen.profile)
+        session = _session_of(self._settings)
         session.register_component("data_loader", self._loader)
-        if chosen.access_key_id is not None and chosen.secret_access_key is not None:
-            session.set_credentials(chosen.access_key_id, chosen.secret_access_key, chosen.session_token)
         return session
 
     def _make(self, session: botocore.session.Session, lane: Lane) -> Any:
@@ -124,6 +121,28 @@ class Clients:
         client = session.create_client("s3", region_name=region, endpoint_url=self._endpoint_url, config=config)
         client.meta.events.register("before-send.s3.PutObject", _send_small_bodies_at_once)
         return client
+
+
+def find_credentials(settings: StoreSettings) -> dict[str, str | None] | None:
+    """Return the keys that a request would be signed with now, and the region; None when there are none. Blocks."""
+    session = _session_of(settings)
+    found = session.get_credentials()
+    if found is None:
+        return None
+    keys = found.get_frozen_credentials()
+    return {
+        "access_key_id": keys.access_key,
+        "secret_access_key": keys.secret_key,
+        "session_token": keys.token,
+        "region": settings.region or session.get_config_variable("region"),
+    }
+
+
+def _session_of(settings: StoreSettings) -> botocore.session.Session:
+    session = botocore.session.Session(profile=settings.profile)
+    if settings.access_key_id is not None and settings.secret_access_key is not None:
+        session.set_credentials(settings.access_key_id, settings.secret_access_key, settings.session_token)
+    return session
 
 
 def _send_small_bodies_at_once(request: AWSPreparedRequest, **_: object) -> None:
