@@ -24,6 +24,7 @@ from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
 from spotwarp_fs.cli.directed import Directed, engine_settings_here
 from spotwarp_fs.cli.map_loss import notices, open_map, settle_trust
 from spotwarp_fs.cli.mounted import Mounted, mount_options
+from spotwarp_fs.cli.permit_file import node_of, note_claim, permit_of
 from spotwarp_fs.cli.setting_aside import set_cache_aside
 from spotwarp_fs.cli.settings import Settings
 from spotwarp_fs.cli.sources import load_settings
@@ -162,9 +163,7 @@ async def _serve_workspace(
     workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at in MADE_ANEW)
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
-        workspace = _workspace(settings, cache, kv, data, in_use=in_use)
-        if wish.form == "directory":
-            workspace.settings = engine_settings_here(workspace.settings)
+        workspace = _workspace(settings, cache, kv, data, in_use=in_use, form=wish.form)
         claim = Claim(
             workspace,
             scoped,
@@ -176,16 +175,18 @@ async def _serve_workspace(
             workspace_name=name,
             at=read_at(wish.at) if wish.at is not None and not wish.restarted else None,
             lost=lost,
+            permit=permit_of(wish),
+            node=node_of(wish),
         )
-        writer = Writer(socket.gethostname(), os.getpid(), wish.mountpoint, SystemWall().now_ns() / 1e9)
-        relatime = settings.mount.atime == "relatime"
-        ports = SessionPorts(workspace, scoped, workspace_id, journal, CacheDisk(cache.path), writer, relatime=relatime)
+        ports = SessionPorts(workspace, scoped, workspace_id, journal, CacheDisk(cache.path), _writer(wish))
+        ports.relatime = settings.mount.atime == "relatime"
         async with serve(ports, claim) as session, trio.open_nursery() as nursery:
             cache.certify_map()
             cache.end_rest()
             workspace.notices = notices(cache, name)
             cache.note_released(released=False)
             nursery.start_soon(kv.watch_readers)
+            ready = note_claim(wish, session, ready)
             served = WriterDesk(wish, settings, name, session).served(cache.path)
             if wish.form == "fuse":
                 drained = await Mounted(wish, settings, served, ready).run()
@@ -201,6 +202,10 @@ async def _serve_workspace(
         kv.close()
 
 
+def _writer(wish: DaemonWish) -> Writer:
+    return Writer(socket.gethostname(), os.getpid(), wish.mountpoint, SystemWall().now_ns() / 1e9)
+
+
 def _exit_code(drained: Drained, *, fenced: bool) -> int:
     if drained.saved:
         return ExitCode.OK
@@ -208,11 +213,12 @@ def _exit_code(drained: Drained, *, fenced: bool) -> int:
 
 
 def _workspace(
-    settings: Settings, cache: CacheDir, kv: LmdbKV, data: SparseDataFiles, *, in_use: bool = False
+    settings: Settings, cache: CacheDir, kv: LmdbKV, data: SparseDataFiles, *, in_use: bool = False, form: str = "fuse"
 ) -> Workspace:
     """Put the cache's parts together."""
     free_bytes, cached_bytes = disk_free_bytes(cache.path), cache.used_bytes()
     budget = cache_budget(settings, free_bytes=free_bytes, cached_bytes=cached_bytes, in_use=in_use)
+    limits = engine_settings(settings, budget)
     return Workspace(
         kv,
         data,
@@ -220,7 +226,7 @@ def _workspace(
         entropy=SystemEntropy(),
         workers=ThreadWorkers(),
         policies=settings.policies(),
-        settings=engine_settings(settings, budget),
+        settings=engine_settings_here(limits) if form == "directory" else limits,
     )
 
 

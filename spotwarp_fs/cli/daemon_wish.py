@@ -30,6 +30,11 @@ class DaemonWish:
     adopt_local: bool = False
     at: str | None = None
     """The state to go back to, as `--at` says it; a restart goes on with what it has."""
+    permit: str | None = None
+    """A file that will say which writer epoch may be claimed (`cli.permit_file`)."""
+    node_intent: str | None = None
+    """The rented node that this is, for the notes of manifests."""
+    node_instance: str = ""
 
     def to_json(self) -> str:
         """Write for argv."""

@@ -25,6 +25,10 @@ class MountWish:
     adopt_local: bool = False
     tried: bool = False
     """A trial mount has just worked."""
+    permit: Path | None = None
+    """A file that will say which writer epoch may be claimed."""
+    node_intent: str | None = None
+    node_instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

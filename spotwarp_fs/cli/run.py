@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 @click.option("--cache-size", metavar="SIZE", help="Budget of the cache, as in 200G. [default: 80 % of the free disk]")
 @click.option("--fsync", metavar="local|remote", help="What fsync waits for. [setting fsync]")
 @click.option("--state-dir", metavar="DIR", type=click.Path(resolve_path=True), help="Instead of ~/.spotwarp.")
+@click.option("--permit", type=click.Path(path_type=Path, resolve_path=True), hidden=True)
+@click.option("--node-intent", hidden=True)
+@click.option("--node-instance", default="", hidden=True)
 @click.option("--unsafe-single-writer", is_flag=True, help="Accept a store that ignores conditions; see docs first.")
 def command(command_line: tuple[str, ...], name: str | None, no_wait: bool, **given: Any) -> int:
     """Run COMMAND with a workspace that survives the loss of this node; the same line continues it on the next one.
@@ -83,10 +86,15 @@ def wish_from(command_line: tuple[str, ...], *, wait: bool, **given: Any) -> Run
         raise click.UsageError("say what to run: `spotwarp run -- COMMAND...`, or `spotwarp run --script FILE`")
     if given["takeover"] and not wait:
         raise click.UsageError("--takeover does not wait anyway: leave --no-wait out")
+    if given["takeover"] and given["permit"]:
+        raise click.UsageError("--takeover and --permit contradict each other: is the claim decided, or waited for?")
     if given["restore"] and given["adopt_local"]:
         raise click.UsageError("--restore and --adopt-local contradict each other: which files are to be the state?")
     typed_in = Path.cwd()
     workspace = Path(os.path.realpath(typed_in / (given["directory"] or ".")))
+    if given["permit"]:
+        # Nobody has typed it: a rented node's command belongs into the workspace.
+        typed_in = workspace
     checkpoint_path = Path(os.path.normpath(workspace / given["checkpoint_path"]))
     if not checkpoint_path.is_relative_to(workspace):
         raise click.UsageError(
@@ -104,6 +112,9 @@ def wish_from(command_line: tuple[str, ...], *, wait: bool, **given: Any) -> Run
         takeover=given["takeover"],
         wait=wait,
         local_files=local_files,
+        permit=given["permit"],
+        node_intent=given["node_intent"],
+        node_instance=given["node_instance"],
     )
 
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from spotwarp_fs.cli.sources import LoadedSettings
 
 START_TIMEOUT_S = 300.0
+PERMITTED_TIMEOUT_S = 7 * 24 * 3600.0
+"""A permit comes when somebody gives it; whoever waits for one is ended by a signal."""
 END_TIMEOUT_S = 15.0
 LOG_NAME = "daemon.log"
 
@@ -55,7 +57,8 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
     refuse_live_mount(mountpoint)
     daemon_wish = DaemonWish(
         mountpoint, flags_of(loaded), takeover=wish.takeover, read_only=wish.read_only, at=wish.at, form=wish.form,
-        restore=wish.restore, adopt_local=wish.adopt_local,
+        restore=wish.restore, adopt_local=wish.adopt_local, permit=str(wish.permit) if wish.permit else None,
+        node_intent=wish.node_intent, node_instance=wish.node_instance,
     )  # fmt: skip
     if wish.foreground:
         return _foreground(daemon_wish, announce)
@@ -174,7 +177,8 @@ def _supervised(wish: DaemonWish, place: Path, state_dir: Path, announce: Callab
     argv = [sys.executable, "-m", "spotwarp_fs.cli.daemon", wish.to_json()]
     # Before anything is written there: it may be inside some workspace.
     place = make_place(place, mountpoint=Path(wish.mountpoint))
-    started = launch_supervised(argv, wish.mountpoint, place / LOG_NAME, START_TIMEOUT_S)
+    timeout_s = START_TIMEOUT_S if wish.permit is None else PERMITTED_TIMEOUT_S
+    started = launch_supervised(argv, wish.mountpoint, place / LOG_NAME, timeout_s)
     if started.exit_code != ExitCode.OK:
         raise UserError(started.message or f"the daemon ended; see {place / LOG_NAME}", ExitCode(started.exit_code))
     try:

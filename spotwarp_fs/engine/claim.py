@@ -3,7 +3,7 @@
 Invariant: a head whose session this cache has journalled is its own: local state goes on on top of it and nothing is
 rolled back (L1). A cache that finds a foreign head never serves: it is set aside as salvage. A takeover claims a
 writer epoch, not a number (C17): a found writer epoch at or below the expected one is followed, a higher one that is
-not ours means lost.
+not ours means lost. A permit names the writer epoch, and takes the place of politeness.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from dataclasses import replace
 
 import trio
 
-from spotwarp_fs.core import layout
 from spotwarp_fs.core.changesets import ChangeSet
 from spotwarp_fs.core.errors import (
-    Conflict,
     Corrupt,
     ExitCode,
     Fenced,
     NotFound,
-    PreconditionFailed,
     StoreRefused,
     Unavailable,
     UserError,
@@ -31,18 +28,21 @@ from spotwarp_fs.core.journal import Changes, JournalLog, SessionBegun
 from spotwarp_fs.core.layout import pack_id
 from spotwarp_fs.core.manifests import InFlightItem, Manifest, check_successor, decode, digest_of, encode
 from spotwarp_fs.core.namespace import make_root
-from spotwarp_fs.core.ports import KVStore, Lane, ObjectStore, Work
+from spotwarp_fs.core.ports import KVStore, ObjectStore, Work
 from spotwarp_fs.core.records import INODE_TABLE, FrameRef, NodeTable, inode_key, table_range
 from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.sections import MetadataWriter
 from spotwarp_fs.core.types import ROOT_INODE, ManifestNumber, WriterEpoch
-from spotwarp_fs.engine import place
+from spotwarp_fs.engine import node_note, place
+from spotwarp_fs.engine.attempts import Attempts
 from spotwarp_fs.engine.claimed import Claimed
 from spotwarp_fs.engine.health import StoreHealth
 from spotwarp_fs.engine.heartbeat import live_writer, read_beat
 from spotwarp_fs.engine.load import BASE_KEY, HEAD_KEY, remember_head
 from spotwarp_fs.engine.metadata import Metadata
+from spotwarp_fs.engine.node_note import RentedNode
 from spotwarp_fs.engine.packstore import PackStore
+from spotwarp_fs.engine.permit import Following, Permit
 from spotwarp_fs.engine.publish import Head, Publisher, find_head, read_ahead, read_manifest
 from spotwarp_fs.engine.recover import LostMap, recover
 from spotwarp_fs.engine.scratch import carried
@@ -53,6 +53,7 @@ from spotwarp_fs.engine.workspace import Workspace
 SESSIONS_KEY = NodeTable.META + b"sessions"
 SESSION_BYTES = 16
 SESSIONS_KEPT = 64
+FIRST_EPOCH = WriterEpoch(1)
 ROUNDS_MAX = 2
 """So often a takeover that met a newer head is worked out anew before the writer epoch is raised first."""
 
@@ -81,6 +82,8 @@ class Claim:
         workspace_name: str = "",
         at: StateWish | None = None,
         lost: LostMap | None = None,
+        permit: Permit | None = None,
+        node: RentedNode | None = None,
     ) -> None:
         self._ws = workspace
         self._store = store
@@ -92,6 +95,8 @@ class Claim:
         self._workspace_name = workspace_name
         self._at = at
         self._lost = lost
+        self._permit = permit
+        self.node = node
         self._known_sessions = frozenset(
             record.session for record in journal.records() if isinstance(record, SessionBegun)
         )
@@ -99,7 +104,7 @@ class Claim:
         self.packs = PackStore(workspace, store, self.health)
         self.metadata = Metadata(workspace, self.packs)
         self.session = workspace.entropy.token_bytes(SESSION_BYTES).hex()
-        self._server_time_s = self._server_time_at_s = 0.0
+        self._attempts = Attempts(store, self.health)
 
     @property
     def sessions(self) -> frozenset[str]:
@@ -119,14 +124,30 @@ class Claim:
         found = await find_head(self._store)
         if found is None:
             self._give_up_files()
-            return await self._create()
+            return await self._create() if self._permit is None else await self._permitted(self._permit)
         head, server_time_s = found
-        self._note_server_time(server_time_s)
+        self._attempts.note_server_time(server_time_s)
         if self._lost is not None or any(isinstance(record, Changes) for record in self._journal.records()):
             return await self._recover(head)
         self._give_up_files()
+        if self._permit is not None and head.manifest.session not in self._known_sessions:
+            return await self._permitted(self._permit)
         await self._be_polite(head)
         return await self._take_over(head)
+
+    async def _permitted(self, permit: Permit) -> Claimed:
+        """Follow the head until *permit* names a writer epoch, then claim exactly that one."""
+        following = Following(self._store, self.health, self._new_takeover)
+        epoch = await following.until_granted(permit)
+        head, takeover = following.head, following.takeover
+        if head is None or takeover is None:
+            return await self._create(epoch)
+        if head.manifest.writer_epoch >= epoch:
+            raise Fenced(
+                f"writer epoch {epoch} was permitted, and manifest {head.manifest.number} is of writer epoch "
+                f"{head.manifest.writer_epoch} already (session {head.manifest.session}): another node was faster"
+            )
+        return await self._win(takeover, head, epoch)
 
     def _give_up_files(self) -> None:
         """Nothing vouches for what another start left."""
@@ -143,7 +164,7 @@ class Claim:
         if beat.session not in self._known_sessions and beat.age_s < self._ws.settings.lease_s:
             raise live_writer(beat, self._ws.settings.lease_s)
 
-    async def _create(self) -> Claimed:
+    async def _create(self, epoch: WriterEpoch = FIRST_EPOCH) -> Claimed:
         """Publish manifest 1 with an empty root."""
         ws = self._ws
         ws.load_counters()
@@ -155,7 +176,6 @@ class Claim:
         with ws.kv.read() as view:
             start, stop = table_range(INODE_TABLE)
             change_set = ChangeSet((), tuple(view.scan(start, stop)))
-        epoch = WriterEpoch(1)
         await self._note_session(epoch)
         written = await self.metadata.write(self._writer(epoch), change_set)
         manifest = Manifest(
@@ -169,8 +189,9 @@ class Claim:
             changes=written.root,
             changes_bytes=written.stored_bytes,
             directories=1,
+            notes=node_note.note_of(self.node),
         )
-        found = await self._try(manifest)
+        found = await self._attempts.create(manifest)
         if found is not None and found.session in self._known_sessions:
             # What an earlier start of this cache had sent arrived late.
             return await self._take_over(Head(found, digest_of(encode(found))))
@@ -210,12 +231,18 @@ class Claim:
 
     async def _take_over(self, head: Head) -> Claimed:
         """Load *head* on an empty cache, then publish what is served of it with a raised writer epoch."""
-        expected = head.manifest.writer_epoch
-        takeover = Takeover(
+        takeover, expected = self._new_takeover(), head.manifest.writer_epoch
+        head = await self._load(takeover, head, expected)
+        return await self._win(takeover, head, WriterEpoch(expected + 1))
+
+    def _new_takeover(self) -> Takeover:
+        return Takeover(
             self._ws, self._store, self.metadata, self.health, self._fresh_map, workspace_name=self._workspace_name
         )
-        head = await self._load(takeover, head, expected)
-        epoch = WriterEpoch(expected + 1)
+
+    async def _win(self, takeover: Takeover, head: Head, epoch: WriterEpoch) -> Claimed:
+        """Publish the takeover of *head*, which is loaded, as writer epoch *epoch*, or raise Fenced."""
+        expected = WriterEpoch(epoch - 1)
         await self._note_session(epoch)
         rounds, behind = 0, list[Head]()
         while True:
@@ -224,7 +251,7 @@ class Claim:
             self._ws.start_inodes(epoch)
             taken = takeover.bare(head) if bare else await self._taken(takeover, head, head)
             manifest = await self._successor_with(head, epoch, taken)
-            found = await self._try(manifest)
+            found = await self._attempts.create(manifest)
             if found is None:
                 break
             newer = await self._newer(head, found, expected)
@@ -260,7 +287,7 @@ class Claim:
 
     async def _taken(self, takeover: Takeover, head: Head, content: Head) -> Taken:
         """Decide what is served after *head*, whose content is that of *content*."""
-        now_s = self._server_now_s()
+        now_s = self._attempts.server_now_s()
         if self._at is None:
             foreign = content.manifest.session not in self._known_sessions
             return await takeover.plan(head, content, pin_s=now_s if foreign else None)
@@ -292,7 +319,7 @@ class Claim:
 
     async def _successor_with(self, head: Head, epoch: WriterEpoch, taken: Taken) -> Manifest:
         """Make the takeover manifest, its change set in the store before it."""
-        manifest = self._successor(head, epoch, self._server_now_s(), taken.in_flight)
+        manifest = self._successor(head, epoch, self._attempts.server_now_s(), taken.in_flight)
         written = await self.metadata.write(self._writer(epoch), taken.change_set) if taken.change_set else None
         return replace(
             manifest,
@@ -322,37 +349,11 @@ class Claim:
             changes_bytes=before.changes_bytes,
             in_flight=in_flight,
             takeover={"from_number": before.number, "from_session": before.session},
-            notes=place.carried(before) | carried(before),
+            notes=place.carried(before) | carried(before) | node_note.note_of(self.node),
             files=before.files,
             directories=before.directories,
             logical_bytes=before.logical_bytes,
         )
-
-    async def _try(self, manifest: Manifest) -> Manifest | None:
-        """Create the manifest; None when it is ours, else the one that stands at its number. Waits out outages."""
-        body = encode(manifest)
-        key = layout.manifest_key(manifest.number)
-        while True:
-            try:
-                info = await self._store.put_if_absent(key, body, lane=Lane.CONTROL)
-                self._note_server_time(info.server_time_s)
-                self.health.succeeded()
-                return None
-            except (PreconditionFailed, Conflict, Unavailable) as error:
-                try:
-                    found = await self._store.get(key, lane=Lane.CONTROL)
-                except (Unavailable, StoreRefused):
-                    await self.health.failed(error)
-                    continue
-                self._note_server_time(found.server_time_s)
-                if found.body == body:
-                    return None
-                try:
-                    return decode(found.body)
-                except Corrupt as damaged:  # most likely on its way here
-                    await self.health.failed(damaged)
-            except StoreRefused as error:
-                await self.health.failed(error)
 
     async def _restart(self, local: Head) -> Claimed:
         """A trusted cache: serve at once if the store is slow, raise the writer epoch as soon as it answers."""
@@ -395,7 +396,7 @@ class Claim:
                 following, server_time_s = await read_manifest(self._store, ManifestNumber(head.manifest.number + 1))
             except NotFound:
                 return head
-            self._note_server_time(server_time_s)
+            self._attempts.note_server_time(server_time_s)
             if following.manifest.session not in self._known_sessions:
                 raise ForeignHead(following)
             check_successor(head.manifest, following.manifest, parent_digest=head.digest)
@@ -409,8 +410,8 @@ class Claim:
         while True:
             epoch = WriterEpoch(head.manifest.writer_epoch + 1)
             await self._note_session(epoch)
-            manifest = self._successor(head, epoch, self._server_now_s(), head.manifest.in_flight)
-            found = await self._try(manifest)
+            manifest = self._successor(head, epoch, self._attempts.server_now_s(), head.manifest.in_flight)
+            found = await self._attempts.create(manifest)
             if found is None:
                 break
             if found.session not in self._known_sessions:
@@ -418,7 +419,7 @@ class Claim:
             check_successor(head.manifest, found, parent_digest=head.digest)
             head = Head(found, digest_of(encode(found)))
         publisher.head = Head(manifest, digest_of(encode(manifest)))
-        publisher.note_server_time(self._server_now_s())
+        publisher.note_server_time(self._attempts.server_now_s())
         with self._ws.kv.write() as txn:
             remember_head(txn, publisher.head)
 
@@ -432,15 +433,8 @@ class Claim:
 
     def _publisher(self, head: Head) -> Publisher:
         publisher = Publisher(self._store, head, self.health)
-        publisher.note_server_time(self._server_now_s())
+        publisher.note_server_time(self._attempts.server_now_s())
         return publisher
-
-    def _note_server_time(self, server_time_s: float) -> None:
-        self._server_time_s, self._server_time_at_s = server_time_s, trio.current_time()
-
-    def _server_now_s(self) -> float:
-        """The store's clock now; 0 while it has not answered."""
-        return self._server_time_s + (trio.current_time() - self._server_time_at_s) if self._server_time_s else 0.0
 
     def _writer(self, epoch: WriterEpoch) -> MetadataWriter:
         return MetadataWriter(lambda: pack_id(epoch, self._ws.entropy.token_bytes(8)))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -18,7 +19,7 @@ from spotwarp_fs.core.errors import Fenced, SpotwarpError, StoreRefused, Unavail
 from spotwarp_fs.core.journal import JournalLog
 from spotwarp_fs.core.ports import ObjectStore
 from spotwarp_fs.core.types import ManifestNumber
-from spotwarp_fs.engine import place
+from spotwarp_fs.engine import node_note, place
 from spotwarp_fs.engine.blockmaps import BlockMaps
 from spotwarp_fs.engine.blocks import Blocks
 from spotwarp_fs.engine.budget import Budget, Disk
@@ -227,7 +228,7 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         rebaser=rebaser, maps=maps, settle_marks=files.settle_marks,
     )  # fmt: skip
     streamer.on_published.append(rebaser.consider)
-    streamer.about = place.note_of(ports.writer.mountpoint) or place.carried(publisher.head.manifest)
+    streamer.about = _about(ports, claim, publisher)
     history = History(ws, ports.store, publisher, health)
     collector = Collector(ws, ports.store, metadata, publisher, sealer, history, claimed, files.load_map)
     keep_books(streamer, history, collector)
@@ -247,6 +248,12 @@ def _wire(ports: SessionPorts, claim: Claim, claimed: Claimed, nursery: trio.Nur
         durability, budget, health, heartbeat, claimed, history, collector, Snapshots(ws, streamer, publisher, history),
         salvager, Warmer(ws, hydrator, files.load_map, budget, lambda: publisher.head.manifest), trio.current_time(),
     )  # fmt: skip
+
+
+def _about(ports: SessionPorts, claim: Claim, publisher: Publisher) -> dict[str, Any]:
+    """What every manifest of this session says of where it is."""
+    here = place.note_of(ports.writer.mountpoint) or place.carried(publisher.head.manifest)
+    return here | node_note.note_of(claim.node)
 
 
 def _count_on(ws: Workspace, publisher: Publisher) -> None:

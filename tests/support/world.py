@@ -18,6 +18,8 @@ from spotwarp_fs.core.requests import Actor
 from spotwarp_fs.core.types import ChangeSeq
 from spotwarp_fs.engine.claim import Claim
 from spotwarp_fs.engine.heartbeat import Writer
+from spotwarp_fs.engine.node_note import RentedNode
+from spotwarp_fs.engine.permit import Permit
 from spotwarp_fs.engine.session import Session, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.states import StateWish
@@ -119,6 +121,8 @@ async def start(
     at: StateWish | None = None,
     claims: list[Claim] | None = None,
     mountpoint: str = "/mnt",
+    permit: Permit | None = None,
+    node_note: RentedNode | None = None,
 ) -> AsyncIterator[Session]:
     """Serve the workspace on *node*; leaving the block kills the daemon (nothing is drained)."""
     rng = rng or random.Random(1)
@@ -142,6 +146,8 @@ async def start(
         fresh_map=MemoryKV,
         workspace_name="test",
         at=at,
+        permit=permit,
+        node=node_note,
     )
     if claims is not None:
         claims.append(claim)

@@ -43,6 +43,9 @@ class DirectoryForm(DaemonForm):
             form="directory",
             restore=self._wish.local_files == "restore" or self._is_empty(),
             adopt_local=self._wish.local_files == "adopt",
+            permit=self._wish.permit,
+            node_intent=self._wish.node_intent,
+            node_instance=self._wish.node_instance,
         )
         wiring.mount(self._loaded, wish, made.append)
         self.record()

@@ -80,7 +80,7 @@ def choose(loaded: LoadedSettings, wish: RunWish) -> tuple[Form, str]:
             f"--adopt-local makes the files in {wish.workspace} the next state, which only the directory form can: "
             "add --mode directory"
         )
-    return FuseForm(loaded, wish.workspace, tried=mode == "auto"), reason
+    return FuseForm(loaded, wish, tried=mode == "auto"), reason
 
 
 def _against_fuse(loaded: LoadedSettings, workspace: Path) -> str | None:

@@ -13,6 +13,7 @@ from spotwarp_fs.cli.running.daemon_form import DaemonForm
 if TYPE_CHECKING:
     from spotwarp_fs.cli.client import Progress
     from spotwarp_fs.cli.reports import MountReport, UmountReport
+    from spotwarp_fs.cli.running.wish import RunWish
     from spotwarp_fs.cli.sources import LoadedSettings
 
 
@@ -22,11 +23,12 @@ class FuseForm(DaemonForm):
     name = "fuse"
     files_die_with_daemon = True
 
-    def __init__(self, loaded: LoadedSettings, workspace: Path, *, tried: bool) -> None:
+    def __init__(self, loaded: LoadedSettings, wish: RunWish, *, tried: bool) -> None:
         """*tried*: a trial mount has just worked."""
         from spotwarp_fs.fuse.mountinfo import real_path
 
-        super().__init__(loaded, Path(real_path(workspace)))
+        super().__init__(loaded, Path(real_path(wish.workspace)))
+        self._wish = wish
         self._tried = tried
 
     def open(self, *, takeover: bool) -> MountReport:
@@ -35,7 +37,14 @@ class FuseForm(DaemonForm):
         from spotwarp_fs.cli.reports import MountWish
 
         made: list[MountReport] = []
-        wish = MountWish(mountpoint=self.path, takeover=takeover, tried=self._tried)
+        wish = MountWish(
+            mountpoint=self.path,
+            takeover=takeover,
+            tried=self._tried,
+            permit=self._wish.permit,
+            node_intent=self._wish.node_intent,
+            node_instance=self._wish.node_instance,
+        )
         wiring.mount(self._loaded, wish, made.append)
         self.record()
         return made[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spotwarp_fs.cli.derived import cache_directory, workspace_of
+from spotwarp_fs.cli.permit_file import PermitFile
 from spotwarp_fs.cli.running import forms
 from spotwarp_fs.cli.running.child import Child, adopt_orphans
 from spotwarp_fs.cli.running.command import (
@@ -101,12 +102,15 @@ def _with_workspace(loaded: LoadedSettings, wish: RunWish, form: Form, command: 
     def start(again: bool) -> Child:
         told = {**environment, "SPOTWARP_RESUMED": "1"} if again else environment
         try:
-            return Child(command.argv, command.directory, told, terminal)
+            child = Child(command.argv, command.directory, told, terminal)
         except OSError as error:
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise NoCommand(
                 f"{command.argv[0]} cannot be started in {command.directory}: {error.strerror}", code
             ) from error
+        if wish.permit is not None:
+            PermitFile(wish.permit).note("started", form=form.name)
+        return child
 
     own = (settings.state_dir, cache_directory(settings, report.workspace))
     outside = Outside(form.path, own, command.argv, command.directory)

@@ -26,3 +26,8 @@ class RunWish:
     wait: bool = True
     local_files: Literal["restore", "adopt"] | None = None
     """What becomes of files that are in the directory already, when the workspace has a state."""
+    permit: Path | None = None
+    """A file that will say which writer epoch may be claimed (`cli.permit_file`)."""
+    node_intent: str | None = None
+    """The rented node that this is, for the notes of manifests."""
+    node_instance: str = ""
