@@ -30,6 +30,16 @@ class StoreShelf:
         with _translated():
             await self._store.put(key, body)
 
+    async def put_big(self, key: str, body: bytes) -> None:
+        """Create or replace an object that takes its time."""
+        with _translated():
+            await self._store.put_big(key, body)
+
+    async def has(self, key: str) -> bool:
+        """Tell whether the object is there."""
+        with _translated():
+            return await self._store.has(key)
+
     async def create(self, key: str, body: bytes) -> bool:
         """Create it once, ever; False when it was there already, with other content."""
         with _translated():

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import trio
+
 from spotwarp_fs.cli.derived import workspace_of
 from spotwarp_fs.cli.node_settings import NodeSettings, node_settings
 from spotwarp_fs.cli.options import json_option, settings_for, store_option
@@ -41,7 +43,7 @@ from spotwarp_fs.core.errors import (
     UserError,
 )
 from spotwarp_fs.core.manifests import Manifest
-from spotwarp_fs.core.ports import ObjectInfo
+from spotwarp_fs.core.ports import Lane, ObjectInfo
 from spotwarp_fs.core.types import ManifestNumber, ObjectKey
 from spotwarp_fs.core.units import format_size, parse_duration, parse_size
 from spotwarp_fs.engine.heartbeat import read_beat
@@ -55,12 +57,13 @@ __all__ = [
     "Corrupt", "Denied", "ExitCode", "Fenced", "HeadFacts", "LoadedSettings", "NodeSettings", "NotFound", "Settings",
     "SpotwarpError", "StateFacts", "Store", "StoreRefused", "Unavailable", "UserError", "check_workspace", "console",
     "emit", "first_of_group", "format_size", "json_option", "load_settings", "node_settings", "parse_duration",
-    "parse_size", "print_error", "print_json", "printable", "progress_bar", "settings_for", "store_option", "warn",
-    "workspace_of",
+    "parse_size", "print_error", "print_json", "printable", "progress_bar", "settings_for", "store_option", "sync",
+    "warn", "workspace_of",
 ]  # fmt: skip
 
 CREATE_TRIES: Final = 4
 """So often a create whose outcome is unknown is settled by looking, and sent again."""
+BIG_S: Final = 1800.0
 STATES_MAX: Final = 1000
 READ_AT_ONCE: Final = 8
 
@@ -100,6 +103,7 @@ class Store:
     """The store of some settings: small objects below its prefix, and the heads of its workspaces."""
 
     def __init__(self, settings: Settings, *, deadline_s: float = 8.0) -> None:
+        self._settings = settings
         self._plain = open_plain_store(settings)
         self._store = open_store_of(settings, deadline_s=deadline_s, inner=self._plain)
         self._workspaces: dict[str, Scoped] = {}
@@ -124,6 +128,19 @@ class Store:
     async def put(self, key: str, body: bytes) -> None:
         """Create or replace."""
         await self._store.put(ObjectKey(key), body)
+
+    async def put_big(self, key: str, body: bytes) -> None:
+        """Create or replace an object that takes its time: an archive, over a slow link."""
+        patient = open_store_of(self._settings, deadline_s=BIG_S, inner=self._plain)
+        await patient.put(ObjectKey(key), body, lane=Lane.BULK)
+
+    async def has(self, key: str) -> bool:
+        """Tell whether the object is there."""
+        try:
+            await self._store.head(ObjectKey(key))
+        except NotFound:
+            return False
+        return True
 
     async def create(self, key: str, body: bytes) -> bool:
         """Create it once, ever; False when it was there already, with other content.
@@ -225,6 +242,21 @@ class Store:
         manifests = await each(one, numbers, limit=READ_AT_ONCE)
         packs = [info async for info in scoped.list_objects(layout.PACKS_PREFIX)]
         return _with_bytes(manifests, packs)
+
+
+async def sync(settings: Settings, place: str, timeout_s: float) -> int:
+    """Have the workspace that is served at *place* publish everything written so far; gives the manifest's number.
+
+    Raises SpotwarpError when it is not served, is fenced, or takes longer.
+    """
+    from spotwarp_fs.cli import client
+    from spotwarp_fs.cli.mounts import find_mount
+
+    def call() -> int:
+        record = find_mount(settings.state_dir, place)
+        return int(client.call(record, "sync", {"timeout_s": timeout_s}, silence_max_s=timeout_s + 5.0)["manifest"])
+
+    return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _facts(manifest: Manifest) -> HeadFacts:

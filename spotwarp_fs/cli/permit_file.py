@@ -5,6 +5,7 @@
     FILE.claimed      this node's session holds the workspace
     FILE.first_read   a file's bytes were asked for (plain directory: names and small files are there)
     FILE.started      the command runs
+    FILE.ended        it has ended; `saved`: everything is published
 
 Invariant: each of these is one JSON object with `at_s`, replaced whole; nothing here depends on whether they can be
 written.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTES: Final = ("prefetched", "claimed", "first_read", "started")
+NOTES: Final = ("prefetched", "claimed", "first_read", "started", "ended")
 DIGITS_MAX: Final = 9
 
 

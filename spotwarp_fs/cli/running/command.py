@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
+GIVEN_BACK: Final = "SPOTWARP_INTERNAL_GIVE_"
+"""Before the name of a variable that is the command's alone: another Python's PYTHONPATH would break our own."""
 
 
 class NoCommand(SpotwarpError):
@@ -94,7 +96,11 @@ def environment_of(
         told["SPOTWARP_STATE_DIR"] = str(loaded.settings.state_dir)
         if loaded.config_found:
             told["SPOTWARP_CONFIG"] = str(loaded.config_path)
-    return {**environ, **told}
+    kept = {name: value for name, value in environ.items() if not name.startswith(GIVEN_BACK)}
+    given_back = {
+        name.removeprefix(GIVEN_BACK): value for name, value in environ.items() if name.startswith(GIVEN_BACK)
+    }
+    return {**kept, **given_back, **told}
 
 
 def refuse_nested(environ: Mapping[str, str], workspace: Path, state_dir: Path) -> None:

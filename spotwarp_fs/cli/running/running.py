@@ -125,6 +125,8 @@ def _with_workspace(loaded: LoadedSettings, wish: RunWish, form: Form, command: 
         ended = publish_rest(
             form, bell, deadline_s=deadline_s, notice_s=settings.notice_timeout, complete=complete
         )  # fmt: skip
+        if wish.permit is not None:
+            PermitFile(wish.permit).note("ended", saved=ended.report is not None and ended.report.saved)
         return exit_code(outcome.code, ended, fenced=outcome.fenced)
 
 
