@@ -50,15 +50,16 @@ from spotwarp_fs.engine.heartbeat import read_beat
 from spotwarp_fs.engine.node_note import node_of
 from spotwarp_fs.engine.parallel import each
 from spotwarp_fs.engine.publish import find_head, read_manifest
+from spotwarp_fs.local.processes import descendants
 from spotwarp_fs.local.system import SystemEntropy
 from spotwarp_fs.store.scoped import Scoped
 
 __all__ = [
-    "Corrupt", "Denied", "ExitCode", "Fenced", "HeadFacts", "LoadedSettings", "NodeSettings", "NotFound", "Settings",
-    "SpotwarpError", "StateFacts", "Store", "StoreRefused", "Unavailable", "UserError", "check_workspace", "console",
-    "emit", "first_of_group", "format_size", "json_option", "load_settings", "node_settings", "parse_duration",
-    "parse_size", "print_error", "print_json", "printable", "progress_bar", "settings_for", "store_option", "sync",
-    "warn", "workspace_of",
+    "Corrupt", "Denied", "ExitCode", "Fenced", "HeadFacts", "LoadedSettings", "NodeSettings", "NotFound",
+    "Settings", "SpotwarpError", "StateFacts", "Store", "StoreRefused", "Unavailable", "UserError",
+    "check_workspace", "console", "descendants", "emit", "first_of_group", "format_size", "json_option",
+    "load_settings", "node_settings", "parse_duration", "parse_size", "print_error", "print_json", "printable",
+    "progress_bar", "settings_for", "store_option", "sync", "warn", "workspace_of",
 ]  # fmt: skip
 
 CREATE_TRIES: Final = 4

@@ -156,7 +156,6 @@ class HandOver:
     since_s: float
     before: str | None = None
     """The checkpoints when the order came; None until they were looked at."""
-    last: str = ""
     syncing: bool = False
 
 
@@ -334,19 +333,23 @@ def _looked(node: Node, seen: Looked, now_s: float) -> tuple[Node, tuple[Command
         order = replace(order, before=seen.checkpoints)
         wanted = not seen.checkpoints
     else:
-        settled = seen.checkpoints != order.before and seen.checkpoints == order.last
-        wanted = settled or not order.before or now_s - order.since_s >= HAND_OVER_PATIENCE_S
+        # A checkpoint that is being written makes the state that is published not quiescent, and is waited for so.
+        wanted = seen.checkpoints != order.before or not order.before or _late(order, now_s)
     sync = wanted and not order.syncing
-    order = replace(order, last=seen.checkpoints, syncing=order.syncing or sync)
+    order = replace(order, syncing=order.syncing or sync)
     return replace(node, hand_over=order), (Sync(),) if sync else ()
 
 
 def _synced(node: Node, quiescent: bool, now_s: float) -> tuple[Node, tuple[Command, ...]]:
     if node.hand_over is None:
         return node, ()
-    late = now_s - node.hand_over.since_s >= HAND_OVER_PATIENCE_S
     node = replace(node, hand_over=replace(node.hand_over, syncing=False))
+    late = node.hand_over is not None and _late(node.hand_over, now_s)
     return _stop(node, Stop.HAND_OVER, now_s) if quiescent or late else (node, ())
+
+
+def _late(order: HandOver, now_s: float) -> bool:
+    return now_s - order.since_s >= HAND_OVER_PATIENCE_S
 
 
 def _ended(node: Node, end: RunEnded, now_s: float) -> tuple[Node, tuple[Command, ...]]:
@@ -360,7 +363,8 @@ def _ended(node: Node, end: RunEnded, now_s: float) -> tuple[Node, tuple[Command
     if node.left is not None:
         return _finished(node, node.left, end, now_s)
     if node.stop is not None or end.code in (0, NOT_SAVED):
-        return _finished(node, Left(None if node.stop is not None else 0), end, now_s)
+        left = Left(0) if node.stop is None else Left(None, node.stop.value)
+        return _finished(node, left, end, now_s)
     crashes = 1 if node.progressed else node.crashes + 1
     node = replace(node, crashes=crashes)
     if crashes > node.rules.crashes_max:

@@ -22,6 +22,7 @@ import trio
 from provisioner.core.jobs import JobSpec
 from provisioner.node.deciding import Noted
 from provisioner.node.errand import Errand
+from spotwarp_fs import api
 
 LOG_BYTES: Final = 256 << 10
 CHUNK_BYTES: Final = 64 << 10
@@ -132,9 +133,13 @@ class RunProcess:
         return bool((read_note(self._permit, ENDED) or {}).get("saved"))
 
     def stop(self, *, kill: bool) -> None:
-        """Ask for its end, or force it; its daemon then publishes what it has when it is started again."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        """Ask for its end; or kill all of it: a daemon that is started again publishes what this one has."""
+        if not kill:
+            self._process.send_signal(signal.SIGTERM)
+            return
+        for pid in [self._process.pid, *api.descendants(self._process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of the pipe."""

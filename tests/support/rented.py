@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,7 +18,7 @@ from provisioner.core import rendezvous
 from provisioner.core.bootstrap import Bootstrap, render
 from provisioner.core.gpus import parse_gpu
 from provisioner.core.jobs import JobSpec, Limits, encode_spec
-from provisioner.core.ports import Created, Launch
+from provisioner.core.ports import Created, InstanceStatus, Launch
 from provisioner.core.rendezvous import Controller, NodePhase, Orders, Report
 from provisioner.core.wishes import Wish
 from provisioner.meeting import StoreShelf, StoreWorkspace
@@ -79,10 +80,16 @@ class Rented:
             await trio.sleep(0.05)
 
     async def until_exit(self) -> int:
-        """Wait for the end of the rental's first process."""
-        path = self.controller.base / self.instance_id / "exit"
-        await self.until_true(path.exists, "exit")
-        return int(path.read_text())
+        """Wait for the end of the rental; gives what the agent ended with. Destroying itself leaves no exit code."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (row := await self.controller.provider.show(self.instance_id)) is None or (
+            row.status is not InstanceStatus.FAILED
+        ):
+            assert time.monotonic() < deadline, f"{row}\n{self.story()}"
+            await trio.sleep(0.1)
+        found = re.search(r": run ended with (\d+)$", self.story(), re.MULTILINE)
+        assert found is not None, self.story()
+        return int(found[1])
 
     async def log(self) -> str:
         """What the node has uploaded of the command's output."""
