@@ -3,10 +3,11 @@
 It is the same on every provider and on `local`. It holds no secret (P-15): the archive's presigned URL, the store's
 credentials and the key with which a container may destroy itself are environment variables, and reach curl through
 its standard input, never through an argument list. It installs nothing into the image: all it writes lies in one
-directory. A dead-man loop counts how long nobody touched the file `alive` (the agent in `spotwarp run` does, while
+directory. What is unpacked stays: the entry is the archive's last member, and a zombie that is resumed after its URL
+has ended starts from it. A dead-man loop counts how long nobody touched the file `alive` (the node's agent does, while
 the job lives or a controller does), and ends the rental after that.
 
-    argv of the archive's entry:   python node.py run --workspace … -- COMMAND…
+    argv of the archive's entry:   python node.py run --job JOB (the rest is in the job's spec, in the store)
     environment it reads:          SPOTWARP_BUNDLE_URL, SPOTWARP_HOME, and what `SelfDestruct.url` and `key` name
     environment it sets:           SPOTWARP_INTENT, SPOTWARP_ALIVE
 """
@@ -65,7 +66,7 @@ class Bootstrap:
     ident: str
     """The intent's: what the node signs its reports with."""
     run: tuple[str, ...]
-    """Arguments of `spotwarp`, the user's command included; not secret."""
+    """Arguments of the archive's entry (`provisioner.node`): `run --job JOB`; not secret."""
     bundle_sha256: str
     destroy: SelfDestruct | None
     boot_s: int = 900
@@ -110,7 +111,7 @@ else python3 -c 'import hashlib, sys
 sys.exit(hashlib.sha256(open("bundle.tgz", "rb").read()).hexdigest() != "{sha256}")'; fi
 }}
 i=0
-until fetch && check && tar -xzf bundle.tgz -C bundle; do
+until [ -e bundle/node.py ] || {{ fetch && check && tar -xzf bundle.tgz -C bundle; }}; do
 i=$((i + 1))
 say "the archive did not arrive whole, try $i"
 if [ "$i" -ge {tries} ]; then destroy "no archive" || wait "$D"; exit 1; fi

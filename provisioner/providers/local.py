@@ -41,7 +41,7 @@ from provisioner.core.ports import (
 )
 from provisioner.core.timing import BOOT_LOCAL
 from provisioner.core.wishes import Wish
-from provisioner.providers.processes import KILL_S, LOOK_EVERY_S, MARK, kill_all, marked, unmount_under
+from provisioner.providers.processes import KILL_S, LOOK_EVERY_S, MARK, kill_all, marked, open_up, unmount_under
 from provisioner.providers.reading import number, text
 
 ID_BYTES: Final = 6
@@ -209,7 +209,7 @@ class Local:
         try:
             # The record goes last, so that a deletion that is cut short is listed, and repeated.
             if (home / "disk").exists():
-                shutil.rmtree(home / "disk")
+                _delete(home / "disk")
             shutil.rmtree(home)
         except FileNotFoundError:
             # Another controller's destroy was faster.
@@ -284,6 +284,15 @@ class Local:
         if young and (child is None or child.returncode is None):
             return InstanceStatus.CREATING, "starting"
         return InstanceStatus.FAILED, "never started"
+
+
+def _delete(disk: Path) -> None:
+    """Delete a disk; a killed node leaves the directory below its mount closed off (`spotwarp_fs.fuse.underlay`)."""
+    try:
+        shutil.rmtree(disk)
+    except PermissionError:
+        open_up(disk)
+        shutil.rmtree(disk)
 
 
 def _write_whole(path: Path, content: str) -> None:

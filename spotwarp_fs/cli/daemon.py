@@ -39,8 +39,10 @@ from spotwarp_fs.engine.heartbeat import Writer
 from spotwarp_fs.engine.reader import ReadPorts
 from spotwarp_fs.engine.readonly import serve_state
 from spotwarp_fs.engine.recover import LostMap
+from spotwarp_fs.engine.salvage import Outcome
 from spotwarp_fs.engine.session import Drained, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
+from spotwarp_fs.engine.stale import set_stale_aside
 from spotwarp_fs.engine.workspace import Workspace
 from spotwarp_fs.fuse import mounting
 from spotwarp_fs.fuse.mounting import MountOptions
@@ -120,7 +122,8 @@ async def run(wish: DaemonWish, ready: Callable[[Ready], None]) -> int:
                 cause = only_cause(error)
                 if not isinstance(cause, ForeignHead):
                     raise cause from error
-                await trio.to_thread.run_sync(_set_cache_aside, cache, wish, cause)
+                uploaded = await _upload_stale(wish, settings, name, store, cache, cause)
+                await trio.to_thread.run_sync(_set_cache_aside, cache, wish, cause, uploaded)
                 lost = None
     finally:
         cache.close()
@@ -133,15 +136,38 @@ def _check_mount(options: MountOptions) -> None:
     mounting.prepare_mountpoint(options)
 
 
-def _set_cache_aside(cache: CacheDir, wish: DaemonWish, foreign: ForeignHead) -> None:
+async def _upload_stale(
+    wish: DaemonWish, settings: Settings, name: str, store: ObjectStore, cache: CacheDir, foreign: ForeignHead
+) -> str | None:
+    """The disk of a rented node is not there to be looked at later: what its stale cache has goes to the store.
+
+    Gives the salvage's name, empty where nothing was left; None where it stays in the cache.
+    """
+    if wish.node_intent is None or cache.released or cache.workspace_id is None:
+        return None
+    scoped = Scoped(store, workspace_root(name, cache.workspace_id))
+    kv, data = open_map(cache), SparseDataFiles(cache.state)
+    try:
+        workspace = _workspace(settings, cache, kv, data, in_use=True, form=wish.form)
+        done = await set_stale_aside(
+            workspace, scoped, _writer(wish), workspace_id=cache.workspace_id, reason=str(foreign)
+        )
+    finally:
+        data.close()
+        kv.close()
+    return done.place if done is not None and done.outcome in (Outcome.SAVED, Outcome.NOTHING) else None
+
+
+def _set_cache_aside(cache: CacheDir, wish: DaemonWish, foreign: ForeignHead, uploaded: str | None) -> None:
     """A stale cache: its state becomes salvage; going on from the new head is for the user to say."""
     head = foreign.head.manifest
     released = cache.released
-    where = None
-    if released:
+    where = f"the store, as salvage {uploaded}" if uploaded else None
+    if released or uploaded is not None:
         cache.clear()
     else:
-        where = set_cache_aside(cache, str(foreign))
+        place = set_cache_aside(cache, str(foreign))
+        where = str(place) if place is not None else None
     if wish.restarted or not (released or wish.takeover):
         kept = f" What this node had not published is kept in {where} (`spotwarp salvage list`)." if where else ""
         raise Fenced(

@@ -26,7 +26,7 @@ from spotwarp_fs.engine.control import ControlServer, Operation
 from spotwarp_fs.engine.filesystem import Filesystem
 from spotwarp_fs.engine.session import Drained
 from spotwarp_fs.engine.workspace import Workspace
-from spotwarp_fs.fuse import mounting, serving
+from spotwarp_fs.fuse import mounting
 from spotwarp_fs.fuse.holders import flush_pages, holders
 from spotwarp_fs.fuse.mounting import MountOptions
 from spotwarp_fs.local.system import SystemWall
@@ -87,6 +87,9 @@ class Mounted:
                 await nursery.start(control.run)
                 nursery.start_soon(self._served.background)
                 nursery.start_soon(self._obey_signals)
+                # Late: the directory form has to work where pyfuse3 is not installed.
+                from spotwarp_fs.fuse import serving
+
                 await serving.serve(self._served.filesystem, self._options, ready=lambda _: self._announce())
                 result = self._result = await self._publish_rest()
                 self._ended.set()

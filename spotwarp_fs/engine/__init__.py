@@ -9,6 +9,6 @@ A newcomer's way through, in the order of a byte:
     coming back publish.find_head → permit (wait) → claim (attempts, node_note) → load, takeover (older, telling) →
                 blockmaps, hydrate (turns, streams), warm, newest, tracing; reader, readonly, states (any
                 state, without claiming)
-    upkeep      history, collect, reach, repack, keepers, snapshots; salvage, salvaged; heartbeat, health
+    upkeep      history, collect, reach, repack, keepers, snapshots; salvage, stale, salvaged; heartbeat, health
     together    session (claim → serve → drain → release), report, control, settings (every limit)
 """

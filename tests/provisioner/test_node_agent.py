@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+import trio
 
 from provisioner.core.bootstrap import EXIT_FENCED
 from provisioner.core.jobs import Limits
@@ -193,3 +195,37 @@ def send_to_agent(node: Rented, number: int) -> None:
             os.kill(pid, number)
             return
     raise AssertionError("no agent lives")
+
+
+@pytest.mark.promise("P-06")
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_resumed_zombie_finds_itself_fenced_saves_what_it_had_and_ends(tmp_path: Path, form: str) -> None:
+    writes = "echo published > published; sleep 4; echo only-here > only-here; echo written; sleep 600"
+    slow = {"SPOTWARP_INTERVALS": "{only-here: 1h}"}
+    async with controlling(tmp_path, ("sh", "-c", writes), slow, form=form) as world:
+        old = await world.rent()
+        await world.permit(old)
+        await old.until(NodePhase.RUNNING)
+        await old.until_true(lambda: "written" in old.story(), "the unpublished file")
+        for pid in marked()[str(old.disk.parent)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        lost = manifests_of(world.store.url)[-1]
+
+        await world.set(command=("sh", "-c", "cat published; test ! -e only-here"))
+        new = await world.rent()
+        await world.permit(new)
+        assert (await new.until(NodePhase.ENDED)).exit_code == 0, new.story()
+        before = manifests_of(world.store.url)
+
+        again = world.resume(old)
+        report = await old.until(NodePhase.LOST, NodePhase.ENDED)
+        assert report.phase is NodePhase.LOST, old.story()
+        assert await trio.to_thread.run_sync(again.wait) != 0
+        assert f"run ended with {EXIT_FENCED}" in old.story()
+        assert manifests_of(world.store.url) == before, "nothing of it is in the workspace"
+        assert before[-1].writer_epoch > lost.writer_epoch
+        if form == "fuse":
+            salvage = [path for path in (tmp_path / "store").rglob("salvage/**/*") if path.is_file()]
+            assert salvage, old.story()
+            assert "is kept in the store, as salvage" in report.why

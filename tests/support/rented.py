@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from provisioner.core.rendezvous import Controller, NodePhase, Orders, Report
 from provisioner.core.wishes import Wish
 from provisioner.meeting import StoreShelf, StoreWorkspace
 from provisioner.providers.local import Local, LocalMachine
+from provisioner.providers.processes import MARK
 from spotwarp_fs import api
 from tests.support.providers import SystemClock, SystemEntropy
 
@@ -130,6 +132,20 @@ class Controlling:
         assert isinstance(created, Created), created
         self.rented.append(Rented(self, ident, created.instance_id))
         return self.rented[-1]
+
+    def resume(self, node: Rented) -> subprocess.Popen[bytes]:
+        """Start a node's script again on the disk it had, as a provider does long after the URL has ended."""
+        home = node.disk.parent
+        script = render(Bootstrap(node.ident, ("run", "--job", JOB), self.bundle.sha256, None))
+        environment = {
+            "PATH": os.environ["PATH"], "HOME": str(node.disk), "TMPDIR": str(node.disk), MARK: str(home),
+            **self.told.variables, **self.told.secrets,
+        }  # fmt: skip
+        with (home / "node.log").open("ab") as log:
+            return subprocess.Popen(
+                ["/bin/sh", "-c", script], env=environment, cwd=node.disk, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True,
+            )  # fmt: skip
 
     async def set(self, **fields: object) -> None:
         """Change the job's spec before a node is rented."""
