@@ -29,6 +29,7 @@ place = pathlib.Path(os.environ["SPOTWARP_CHECKPOINT_DIR"])
 done = sorted(place.glob("*.pt"))
 step = int(done[-1].stem) if done else 0
 print("resumed at", step, flush=True)
+print("told", os.environ.get("MY_TOKEN"), os.environ.get("PYTHONPATH"), os.environ.get("SPOTWARP_INTENT"), flush=True)
 while step < steps:
     step += 1
     time.sleep(0.05 if done else pause_s)
@@ -50,6 +51,7 @@ def published(world: Controlling) -> list[str]:
     return [str(made.notes.get("node", {}).get("intent")) for made in manifests_of(world.store.url)]
 
 
+@pytest.mark.promise("P-15")
 @pytest.mark.parametrize("form", FORMS)
 async def test_from_the_first_report_to_the_last(tmp_path: Path, form: str) -> None:
     async with controlling(tmp_path, trainer(tmp_path, 3, 0.3), form=form) as world:
@@ -75,6 +77,8 @@ async def test_from_the_first_report_to_the_last(tmp_path: Path, form: str) -> N
         assert ended.checks["form"] == form
         log = await node.log()
         assert "resumed at 0" in log
+        assert "told [secret] /image/own None" in log, "the command has its variables, and what is uploaded no secret"
+        assert "a-job-secret" not in repr(ended)
         assert "finished" in log
         head = await world.view.head()
         assert head is not None
