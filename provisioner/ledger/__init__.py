@@ -1,0 +1,1 @@
+"""What one machine remembers of its jobs: LMDB in the state directory, synced before a write returns."""
