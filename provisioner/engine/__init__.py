@@ -16,8 +16,8 @@
     collecting   gc_nodes: destroys what no live job owns
 
 **The loop.** Everything that waits is a task of its own (listings, store reads, creates, destroys, searches, mirror)
-and ends in a message to one inbox. The keeper takes one message after the other and decides without waiting: it steps the
-pure race (`core.race`) and the watch (`core.detect`), and starts tasks for what they want done. So no decision is
+and ends in a message to one inbox. The keeper takes one message after the other and decides without waiting: it steps
+the pure race (`core.race`) and the watch (`core.detect`), and starts tasks for what they want done. So no decision is
 interleaved with another, and what a task was told when it began may be old, never wrong.
 
 **Who holds the workspace** is what the newest manifest says. There is always one race object: decided and settled
@@ -27,8 +27,8 @@ it appears. A new race starts from the ledger's records and takes over whatever 
 **What is durable before what.**
 1. A record is in the ledger (synced) before the command after it is carried out, and in the mirror soon after.
 2. A create is sent after: its intent is in the ledger *and in the mirror*, then a look at `controllers/` shows no
-   higher number. A new controller creates its number first and reads the mirror after that. So either it finds the intent, or
-   the old controller finds the number and does not send.
+   higher number. A new controller creates its number first and reads the mirror after that. So either it finds the
+   intent, or the old controller finds the number and does not send.
 3. A permit is in the ledger before it is in the node's orders.
 4. A failover is in the ledger before the observer hears of its end.
 5. The end of a job is the last holder's own report, which outlives its node: teardown goes on after any crash.

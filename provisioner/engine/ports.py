@@ -133,6 +133,8 @@ class EngineSettings:
     """Between two looks for what a user asks for."""
     listing_s: float = 5.0
     """Between two listings of an account that has a node of this job; never more often than its own gap."""
+    listing_racing_s: float = 2.5
+    """Of one where candidates boot or losers are destroyed."""
     listing_idle_s: float = 60.0
     """Of an account that has none: something created late could appear."""
     search_s: float = 30.0
