@@ -133,9 +133,11 @@ class Keeper:
             self._reported(report)
         if self._driver.running and self._lives_perhaps() and not self._driver.race.live():
             self._driver.step(Cancel("the node is watched first"))
-        unrecorded = record is not None and record.state is IntentState.WINNER and not self._recorded(record)
-        if self._timeline.won_at_s is None and unrecorded and record is not None:
-            self._timeline.won(self._driver.race, self._driver.race.candidates[record.intent.ident], record.won_at_s or now_s)
+        if record is not None and record.state is IntentState.WINNER and not self._recorded(record):
+            # The controller before saw it win, and died before the command ran.
+            self._timeline = Timeline(self._kind(), why, None, now_s, now_s)
+            winner = self._driver.race.candidates[record.intent.ident]
+            self._timeline.won(self._driver.race, winner, record.won_at_s or now_s)
 
     def _recorded(self, record: IntentRecord) -> bool:
         return any(failover.winner == record.intent.ident for failover in self._kit.books.failovers)
@@ -277,7 +279,8 @@ class Keeper:
 
     def _judge(self, now_s: float) -> None:
         verdict = self._holder.verdict(now_s)
-        if verdict.health is not self._verdict.health:
+        somebody = self._holder.ident or self._holder.moved or verdict.health is Health.BLIND
+        if verdict.health is not self._verdict.health and somebody:
             self._kit.observe(Judged(now_s, self._holder.ident or "", verdict.health, verdict.why))
         self._verdict = verdict
 
@@ -316,7 +319,11 @@ class Keeper:
     def _kind(self) -> str:
         if self._drill:
             return "drill"
-        return "loss" if any(record.won_at_s is not None for record in self._kit.books.records.values()) else "launch"
+        return "loss" if self._has_run() else "launch"
+
+    def _has_run(self) -> bool:
+        """Whether a node of the job has ever held the workspace."""
+        return any(record.won_at_s is not None for record in self._kit.books.records.values())
 
     def _needed(self) -> JobSpec:
         return spec_for(self._kit.spec, 0 if self._head is None else self._head.logical_bytes)
@@ -339,7 +346,11 @@ class Keeper:
             self._decide_move(self._move, now_s)
         elif not unheld and self._is_well(race) and now_s >= self._cancel_at_s:
             self._cancel_at_s = now_s + self._settings.listing_s
-            self._driver.step(Cancel(f"the node lives: {self._verdict.why}"))
+            if any(candidate.phase is Phase.CLAIMING for candidate in race.candidates.values()):
+                # The heartbeat that moved may be that of a candidate that has just won.
+                self._kit.eyes.read_head_soon()
+            else:
+                self._driver.step(Cancel(f"the node lives: {self._verdict.why}"))
             return
         self._bring_back(race, now_s)
         if (unheld or self._verdict.claim) and not race.claims_allowed and self._driver.running:
@@ -417,7 +428,7 @@ class Keeper:
 
     def _failed(self, race: Race, now_s: float) -> None:
         """Nobody could win: a job that has never run is given up, another one tries again after a pause."""
-        if any(record.won_at_s is not None for record in self._kit.books.records.values()):
+        if self._has_run():
             self._paused_until_s = now_s + self._settings.failed_pause_s
         else:
             self._end(EXIT_FAILED, race.why)

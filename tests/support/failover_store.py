@@ -55,7 +55,9 @@ class Bucket:
         number = 1 if self.head is None else self.head.number + 1
         if manifest.number != number:
             return False
-        assert self.head is None or manifest.writer_epoch >= self.head.writer_epoch, "a lower writer epoch after a higher"
+        assert self.head is None or manifest.writer_epoch >= self.head.writer_epoch, (
+            "a lower writer epoch after a higher"
+        )
         self.manifests.append(manifest)
         return True
 
@@ -105,9 +107,7 @@ class View:
         head = self.bucket.head
         if head is None:
             return None
-        return WorkspaceHead(
-            head.number, head.writer_epoch, head.at_s, head.intent, head.instance_id, True, 10**9, 10
-        )
+        return WorkspaceHead(head.number, head.writer_epoch, head.at_s, head.intent, head.instance_id, True, 10**9, 10)
 
     async def heartbeat(self) -> str | None:
         await self.bucket.call(cut=self.cut)

@@ -22,7 +22,7 @@ from provisioner.core.blocklist import Blocked, Blocklist
 from provisioner.core.detect import Health
 from provisioner.core.errors import StoreUnavailable
 from provisioner.core.gpus import parse_gpu
-from provisioner.core.happenings import Failover, Happening, JobEnd, Judged, Said
+from provisioner.core.happenings import Failover, Happening, JobEnd, Judged, Said, Spent
 from provisioner.core.intents import TRANSITIONS, Intent, IntentRecord, parse_label
 from provisioner.core.jobs import JobSpec
 from provisioner.core.offers import Market, Offer
@@ -33,6 +33,7 @@ from provisioner.core.wishes import Wish
 from provisioner.engine import EnginePorts, EngineSettings, Me, run_job
 from provisioner.providers.runpod import RunPod
 from provisioner.providers.vast import Vast
+from provisioner.simulator import events, oracles
 from provisioner.simulator.market.instances import Instance, Phase
 from provisioner.simulator.market.scenario import Scenario
 from provisioner.simulator.simulation import Simulator, simulating
@@ -239,9 +240,7 @@ class Agent:
         number = 1 if head is None else head.number + 1
         now_s = self.world.sim.clock.now()
         return self.world.bucket.create_manifest(
-            Manifest(
-                number, writer_epoch, now_s, self.ident, self.instance.ident, progress_s or done_s, takeover
-            )
+            Manifest(number, writer_epoch, now_s, self.ident, self.instance.ident, progress_s or done_s, takeover)
         )
 
     async def runs(self) -> int:
@@ -311,9 +310,7 @@ SPEC = JobSpec(
 
 async def launch_of(intent: Intent, offer: Offer, spec: JobSpec) -> Launch:
     bid_usd_h = offer.price.compute_usd_h if offer.market is Market.SPOT else None
-    return Launch(
-        intent.label, offer, spec.image, spec.wish.disk_gb, "true", {"TOKEN": SECRET}, bid_usd_h=bid_usd_h
-    )
+    return Launch(intent.label, offer, spec.image, spec.wish.disk_gb, "true", {"TOKEN": SECRET}, bid_usd_h=bid_usd_h)
 
 
 @dataclass
@@ -340,8 +337,10 @@ class World:
         return self.sim.clock.now()
 
     async def order(self, **fault: Any) -> None:
-        self.sim.app.faults.add(fault, self.now_s())
-        self.sim.app.catch_up()
+        app = self.sim.app
+        app.catch_up()
+        events.plan(app, app.faults.add(fault, self.now_s()))
+        app.catch_up()
         self.sim.clock.poke()
 
     def ports(self, *, view: View | None = None, host: str = "here", adopt: bool = False) -> EnginePorts:
@@ -393,13 +392,32 @@ class World:
 
         def running() -> bool:
             holder = self.holder()
-            raw = None if self.bucket.head is None else self.bucket.objects.get(report_key(JOB, self.bucket.head.intent or ""))
-            return holder is not None and holder.key != but and raw is not None and decode(Report, raw).phase is NodePhase.RUNNING
+            raw = (
+                None
+                if self.bucket.head is None
+                else self.bucket.objects.get(report_key(JOB, self.bucket.head.intent or ""))
+            )
+            return (
+                holder is not None
+                and holder.key != but
+                and raw is not None
+                and decode(Report, raw).phase is NodePhase.RUNNING
+            )
 
         await self.until(running)
         holder = self.holder()
         assert holder is not None
         return holder
+
+    def story(self) -> str:
+        """What happened, for whoever looks for the reason of a failure."""
+        start_s = self.sim.world.scenario.start_unix_s
+        lines = [(one.at_s, str(one)) for one in self.seen if not isinstance(one, Spent)]
+        lines += [(event["at"], f"sim {event}") for event in self.sim.world.history]
+        lines += [(one.at_s, f"ws  {one}") for one in self.bucket.manifests if one.takeover]
+        return "\n".join(
+            f"{at_s - start_s:8.1f} {text[:300]}" for at_s, text in sorted(lines, key=lambda line: line[0])
+        )
 
     def said(self) -> str:
         return "\n".join(one.text for one in self.seen if isinstance(one, Said))
@@ -412,8 +430,6 @@ class World:
 
     def check_end(self, *, early: bool = False) -> None:
         """The oracles: nothing left that costs money, one create per intent, no secret anywhere."""
-        from provisioner.simulator import oracles
-
         app = self.sim.app
         app.catch_up()
         left = oracles.alive(app)
@@ -436,7 +452,12 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *, seed: int = 7, work: Work | None = None, settings: EngineSettings | None = None, spec: JobSpec = SPEC, **scenario: Any
+    *,
+    seed: int = 7,
+    work: Work | None = None,
+    settings: EngineSettings | None = None,
+    spec: JobSpec = SPEC,
+    **scenario: Any,
 ) -> AsyncIterator[World]:
     draws = random.Random(seed)
     bucket = Bucket()
