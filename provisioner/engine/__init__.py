@@ -37,6 +37,7 @@ it appears. A new race starts from the ledger's records and takes over whatever 
 Cancelling `run_job` leaves everything as it is: nodes go on, and the next controller recovers from ledger or mirror.
 """
 
+from provisioner.engine.collecting import Collected, gc_nodes
 from provisioner.engine.job import run_job
 from provisioner.engine.ports import (
     ControllerAlive,
@@ -47,4 +48,14 @@ from provisioner.engine.ports import (
     Superseded,
 )
 
-__all__ = ["ControllerAlive", "EnginePorts", "EngineSettings", "LedgerPort", "Me", "Superseded", "run_job"]
+__all__ = [
+    "Collected",
+    "ControllerAlive",
+    "EnginePorts",
+    "EngineSettings",
+    "LedgerPort",
+    "Me",
+    "Superseded",
+    "gc_nodes",
+    "run_job",
+]

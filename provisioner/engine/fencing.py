@@ -123,6 +123,14 @@ class Fence:
             return None
 
 
+def read_heartbeat(raw: bytes) -> int | None:
+    """Return the count in a controller's heartbeat, LEFT for one that has ended; None for what is none."""
+    try:
+        return decode(Controller, raw).seq
+    except BadMessage:
+        return None
+
+
 def _alive(job: str, other: Controller, now_s: float) -> str:
     age_s = max(0.0, now_s - other.since_s)
     return (

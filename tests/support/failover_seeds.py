@@ -1,4 +1,4 @@
-"""One seed, one failover story: mixed faults on both providers, controllers that die and come back, oracles at the end."""
+"""One seed, one failover story: mixed faults on both providers, controllers that die and come back, then oracles."""
 
 from __future__ import annotations
 

@@ -27,8 +27,17 @@ from provisioner.core.intents import TRANSITIONS, Intent, IntentRecord, parse_la
 from provisioner.core.jobs import JobSpec
 from provisioner.core.offers import Market, Offer
 from provisioner.core.ports import Launch, Provider
-from provisioner.core.rendezvous import NodePhase, Orders, Report, Request, decode, encode, orders_key, report_key
-from provisioner.core.rendezvous import request_key
+from provisioner.core.rendezvous import (
+    NodePhase,
+    Orders,
+    Report,
+    Request,
+    decode,
+    encode,
+    orders_key,
+    report_key,
+    request_key,
+)
 from provisioner.core.wishes import Wish
 from provisioner.engine import EnginePorts, EngineSettings, Me, run_job
 from provisioner.providers.runpod import RunPod
