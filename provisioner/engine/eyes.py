@@ -80,7 +80,14 @@ class Told:
     text: str
 
 
-Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | RaceSaid | Told
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Every provider refused the account's key, or its credit is used up."""
+
+    why: str
+
+
+Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | RaceSaid | Told | Shut
 Send = Callable[[Message], Awaitable[None]]
 
 

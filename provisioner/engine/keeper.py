@@ -36,6 +36,7 @@ from provisioner.engine.eyes import (
     ReportSeen,
     RequestSeen,
     Showed,
+    Shut,
     StoreSilent,
     Told,
 )
@@ -87,7 +88,8 @@ class Keeper:
         self._move: Move | None = None
         self._drill = ""
         self._ending: Ending | None = None
-        self._paused_until_s = self._cancel_at_s = self._spent_at_s = float("-inf")
+        self._paused_until_s = self._cancel_at_s = float("-inf")
+        self._spent_at_s = self._doubted_at_s = float("-inf")
         self._ended_before: str | None = None
         """The node whose end a user does not want to count any more."""
         self.end: JobEnd | None = None
@@ -135,7 +137,8 @@ class Keeper:
             self._driver.step(Cancel("the node is watched first"))
         if record is not None and record.state is IntentState.WINNER and not self._recorded(record):
             # The controller before saw it win, and died before the command ran.
-            self._timeline = Timeline(self._kind(), why, None, now_s, now_s)
+            kind = "loss" if self._has_run(but=record.intent.ident) else "launch"
+            self._timeline = Timeline(kind, why, None, now_s, now_s)
             winner = self._driver.race.candidates[record.intent.ident]
             self._timeline.won(self._driver.race, winner, record.won_at_s or now_s)
 
@@ -163,6 +166,10 @@ class Keeper:
                     self._driver.step(event)
             case Told(text):
                 self._kit.say(text)
+            case Shut(why):
+                # A node that runs goes on, and a lost one waits until somebody pays: only a first launch is given up.
+                if self._ending is None and not self._has_run():
+                    self._end(EXIT_FAILED, why)
             case _:
                 assert_never(message)
         self._decide()
@@ -283,6 +290,8 @@ class Keeper:
         if verdict.health is not self._verdict.health and somebody:
             self._kit.observe(Judged(now_s, self._holder.ident or "", verdict.health, verdict.why))
         self._verdict = verdict
+        if verdict.race:
+            self._doubted_at_s = now_s
 
     def _account(self, now_s: float) -> None:
         """Tell what was spent, and end the job when its budget is used up."""
@@ -321,9 +330,10 @@ class Keeper:
             return "drill"
         return "loss" if self._has_run() else "launch"
 
-    def _has_run(self) -> bool:
-        """Whether a node of the job has ever held the workspace."""
-        return any(record.won_at_s is not None for record in self._kit.books.records.values())
+    def _has_run(self, but: str = "") -> bool:
+        """Whether a node of the job has ever held the workspace, another one than *but*."""
+        records = self._kit.books.records.values()
+        return any(record.won_at_s is not None and record.intent.ident != but for record in records)
 
     def _needed(self) -> JobSpec:
         return spec_for(self._kit.spec, 0 if self._head is None else self._head.logical_bytes)
@@ -359,8 +369,8 @@ class Keeper:
             self._driver.step(ClaimsAllowed())
 
     def _is_well(self, race: Race) -> bool:
-        """Whether the heartbeat has moved since the race began: silence of the other signals alone cancels nothing."""
-        moved = self._holder.moved and self._holder.last_alive_s > race.started_at_s
+        """Whether the heartbeat has moved since the node was in doubt: a provider's other word alone cancels nothing."""
+        moved = self._holder.moved and self._holder.last_alive_s > max(race.started_at_s, self._doubted_at_s)
         return moved and self._verdict.health is Health.HEALTHY
 
     def _decide_move(self, move: Move, now_s: float) -> None:

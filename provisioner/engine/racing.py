@@ -42,7 +42,7 @@ from provisioner.core.rendezvous import Orders, encode, orders_key, request_key
 from provisioner.core.wishes import Wish
 from provisioner.engine.accounts import Account, Creator
 from provisioner.engine.books import Books
-from provisioner.engine.eyes import Eyes, RaceSaid, Send, Told
+from provisioner.engine.eyes import Eyes, RaceSaid, Send, Shut, Told
 from provisioner.engine.fencing import Fence, answered
 from provisioner.engine.outbox import Outbox
 from provisioner.engine.ports import EnginePorts
@@ -254,8 +254,11 @@ class Driver:
             for name, account in kit.accounts.items()
             if name in race.settings.providers and name not in race.barred
         ]
-        found = await search(accounts, needed, wish, kit.books.blocklist(), kit.now_s(), kit.ports.settings)
+        ours = {(one.intent.provider, one.intent.machine_id) for one in kit.books.unsettled()}
+        found = await search(accounts, needed, wish, kit.books.blocklist(), kit.now_s(), kit.ports.settings, ours=ours)
         kit.observe(OffersSeen(kit.now_s(), found.fitting, found.why))
+        if found.denied >= {account.name for account in accounts}:
+            await kit.send(Shut("; ".join(found.why)))
         await kit.send(RaceSaid(race.ident, OffersFound(found.ranked, found.why)))
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
 
 from provisioner.core.blocklist import Blocklist
-from provisioner.core.errors import ProvisionerError
+from provisioner.core.errors import NoCredit, ProviderDenied, ProvisionerError
 from provisioner.core.jobs import JobSpec
 from provisioner.core.offers import BID_STEP_USD_H, Market, Offer, bid_above, with_bid
 from provisioner.core.ranking import Ranked, RankSettings, disk_needed_gb, race_order, rank
@@ -35,6 +35,8 @@ class Found:
     """By provider."""
     why: tuple[str, ...]
     """What excluded the rest, and who did not answer."""
+    denied: frozenset[str] = frozenset()
+    """Who refused the account's key, or its credit."""
 
 
 def spec_for(spec: JobSpec, logical_bytes: int) -> JobSpec:
@@ -64,10 +66,21 @@ def bid_within(min_bid_usd_h: float, beside_usd_h: float, gpu_count: int, spec: 
 
 
 async def search(
-    accounts: Sequence[Account], spec: JobSpec, wish: Wish, blocklist: Blocklist, now_s: float, settings: EngineSettings
+    accounts: Sequence[Account],
+    spec: JobSpec,
+    wish: Wish,
+    blocklist: Blocklist,
+    now_s: float,
+    settings: EngineSettings,
+    *,
+    ours: Collection[tuple[str, str | None]] = (),
 ) -> Found:
-    """Ask every account for what *wish* allows; *spec* says how to bid."""
+    """Ask every account for what *wish* allows; *spec* says how to bid, *ours* are machines that we rent already.
+
+    A machine of ours is offered to us too, for a bid that would take it from ourselves.
+    """
     answers: dict[str, Sequence[Offer] | str] = {}
+    denied: set[str] = set()
 
     async def ask(account: Account) -> None:
         try:
@@ -77,15 +90,17 @@ async def search(
             answers[account.name] = f"{account.name} gave no offers within {settings.search_s:.0f} s"
         except ProvisionerError as error:
             answers[account.name] = str(error)
+            if isinstance(error, (ProviderDenied, NoCredit)):
+                denied.add(account.name)
 
     async with trio.open_nursery() as nursery:
         for account in accounts:
             nursery.start_soon(ask, account)
     names = [account.name for account in accounts]
-    offers = [offer for name in names if not isinstance(answers[name], str) for offer in answers[name]]
-    failures = tuple(str(answers[name]) for name in names if isinstance(answers[name], str))
-    priced = [with_bid(offer, bid_for(offer, spec)) for offer in offers if isinstance(offer, Offer)]
-    sifted = sift(priced, wish, now_s)
+    offers = [offer for name in names if not isinstance(found := answers[name], str) for offer in found]
+    failures = tuple(failure for name in names if isinstance(failure := answers[name], str))
+    others = [offer for offer in offers if (offer.provider, offer.machine_id) not in ours or offer.machine_id is None]
+    sifted = sift([with_bid(offer, bid_for(offer, spec)) for offer in others], wish, now_s)
     free = blocklist.allowed(sifted.accepted, now_s)
     blocked = [entry.why for offer in sifted.accepted if (entry := blocklist.blocks(offer, now_s)) is not None]
     ranks = RankSettings(
@@ -96,7 +111,7 @@ async def search(
     )
     nothing = why_nothing(sifted, wish) if len(failures) < len(accounts) else ()
     why = failures + nothing + ((_blocked(blocked),) if blocked else ())
-    return Found(race_order(rank(free, ranks)), dict(Counter(offer.provider for offer in free)), why)
+    return Found(race_order(rank(free, ranks)), dict(Counter(offer.provider for offer in free)), why, frozenset(denied))
 
 
 def _blocked(reasons: Sequence[str]) -> str:

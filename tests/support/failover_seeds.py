@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from provisioner.core.errors import StoreUnavailable
 from provisioner.core.happenings import JobEnd
 from provisioner.engine import EngineSettings
 from tests.support.failover_world import MemoryLedger, View, Work, World, world
@@ -62,7 +63,7 @@ class Story:
 
     async def disturb(self, w: World) -> None:
         """Order faults, losses and outages until cancelled."""
-        draws = self.draws
+        draws, losses = self.draws, self.draws.randint(1, 4)
         for _ in range(draws.randint(1, 5)):
             await w.order(**draws.choice(FAULTS))
         while True:
@@ -72,7 +73,8 @@ class Story:
             if draws.random() < 0.1:
                 now_s = trio.current_time()
                 w.bucket.outages.append((now_s, now_s + draws.choice([3, 12, 60])))
-            if draws.random() < 0.55:
+            if losses and draws.random() < 0.55:
+                losses -= 1
                 loss = dict(draws.choice(LOSSES))
                 holder = w.holder()
                 # Now and then everything of a kind goes at once.
@@ -86,7 +88,14 @@ class Story:
         while self.end is None:
             self.controllers += 1
             last = self.controllers > kills
-            self.end = await w.run_for(JOB_S_MAX if last else draws.choice([2, 8, 25, 60, 200, 700]) * draws.random())
+            lives_s = JOB_S_MAX if last else draws.choice([2, 8, 25, 60, 200, 700]) * draws.random()
+            try:
+                self.end = await w.run_for(lives_s)
+            except StoreUnavailable:
+                # Started while the store is out: whoever starts it tries again.
+                await trio.sleep(10)
+                kills += 1
+                continue
             if self.end is not None:
                 return
             assert not last, "the job does not end"

@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import trio
+from trio._core import _run as trio_run
 from trio.testing import MockClock
 
 from provisioner.core import happenings, intents, jobs
@@ -485,5 +487,8 @@ async def world(
         nursery.cancel_scope.cancel()
 
 
-def in_virtual_time(main: Callable[..., Any], *args: Any) -> Any:
-    return trio.run(main, *args, clock=MockClock(autojump_threshold=0))
+def in_virtual_time(main: Callable[..., Any], *args: Any, seed: int = 0) -> Any:
+    """Run *main*; the same seed gives the same order of tasks."""
+    trio_run._r.seed(seed)
+    with patch.object(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True):
+        return trio.run(main, *args, clock=MockClock(autojump_threshold=0))
