@@ -9,7 +9,9 @@
     sharing      several jobs on one machine: one poll and one limit per account
     eyes         reads the store: heartbeat, head, reports, requests
     searching    offers of all providers, checked, priced and ranked
-    keeper       the decisions: one message after the other, none of them waits
+    keeper       hears of one thing after the other
+    deciding     the decisions, after each of them; none of them waits
+    ending       the end of a job: publish, destroy, verify
     racing       carries out what the race wants done
     watching     the node that holds the workspace: what was seen of it, and the verdict
     timeline     when what happened in a failover, as the controller saw it
