@@ -106,8 +106,7 @@ class Decider:
             self._decide_race(now_s)
         elif now_s >= self._paused_until_s:
             self._decide_watch(now_s)
-        race = self._driver.race
-        self._kit.eyes.racing = self._driver.running and race.claims_allowed
+        self._kit.eyes.racing = self._driver.running
 
     def _judge(self, now_s: float) -> None:
         verdict = self._holder.verdict(now_s)

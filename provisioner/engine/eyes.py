@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -17,6 +18,8 @@ from provisioner.core.race.messages import Event
 from provisioner.core.rendezvous import BadMessage, Report, Request, decode, report_key, request_key
 from provisioner.engine.fencing import answered
 from provisioner.engine.ports import EnginePorts, Listing
+
+HEAD_GAP_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ class Eyes:
         self._send = send
         self._head_now = trio.Event()
         self.racing = False
-        """Whether somebody may take the workspace over at any moment."""
+        """Whether somebody may be ready, or take the workspace over, at any moment."""
+        self.urgent = False
+        """Whether the holder's heartbeat is overdue."""
         self.idents: Callable[[], Iterable[str]] = tuple
         """Whose reports are read."""
 
@@ -120,7 +125,7 @@ class Eyes:
                 await self._send(HeartbeatSeen(asked_at_s, token))
             except (StoreUnavailable, StoreDenied) as error:
                 await self._send(StoreSilent(asked_at_s, str(error)))
-            await trio.sleep(self._settings.look_s)
+            await trio.sleep(self._settings.look_urgent_s if self.urgent else self._settings.look_s)
 
     async def watch_head(self) -> None:
         """Read the newest manifest, often while candidates race, until cancelled."""
@@ -132,10 +137,11 @@ class Eyes:
                 await self._send(HeadSeen(asked_at_s, head))
             except (StoreUnavailable, StoreDenied) as error:
                 await self._send(StoreSilent(asked_at_s, str(error)))
-            with trio.move_on_after(self._settings.head_racing_s if self.racing else self._settings.head_s):
+            # However often a read is asked for, the store is not asked more often than this.
+            await trio.sleep(HEAD_GAP_S)
+            gap_s = self._settings.head_racing_s if self.racing else self._settings.head_s
+            with trio.move_on_after(gap_s - HEAD_GAP_S):
                 await self._head_now.wait()
-            # However often a read is asked for, the store is not asked more often than in a race.
-            await trio.sleep(min(self._settings.head_racing_s, 0.5))
 
     async def watch_reports(self) -> None:
         """Read the reports of all nodes of interest, all at once, until cancelled."""
@@ -143,7 +149,7 @@ class Eyes:
             async with trio.open_nursery() as nursery:
                 for ident in sorted(self.idents()):
                     nursery.start_soon(self._read_report, ident)
-            await trio.sleep(self._settings.report_s)
+            await trio.sleep(self._settings.report_racing_s if self.racing else self._settings.report_s)
 
     async def _read_report(self, ident: str) -> None:
         report = await self.report(ident)

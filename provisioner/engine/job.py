@@ -23,6 +23,7 @@ from provisioner.engine.ports import EnginePorts
 from provisioner.engine.racing import Kit
 
 INBOX_MAX: Final = 100
+CHANGES_S: Final = 1.0
 DENIED_PAUSE_S: Final = 60.0
 FAREWELL_S: Final = 30.0
 """How long the last records may take into the mirror; the ledger has them."""
@@ -166,4 +167,4 @@ async def _poll(kit: Kit, keeper: Keeper, account: Account) -> None:
             if left_s <= 0:
                 break
             # What is needed may change while it waits.
-            await trio.sleep(min(left_s, kit.ports.settings.listing_racing_s))
+            await trio.sleep(min(left_s, CHANGES_S))

@@ -64,8 +64,10 @@ class Keeper(Decider):
         """Say how often listings of *provider* are needed."""
         if provider in self._driver.race.watches:
             return self._settings.listing_racing_s
-        holds = self._record is not None and self._record.intent.provider == provider
-        return self._settings.listing_s if holds else self._settings.listing_idle_s
+        if self._record is None or self._record.intent.provider != provider:
+            return self._settings.listing_idle_s
+        # A heartbeat that is overdue makes the provider's word urgent: it takes two listings to miss a node.
+        return 0.0 if self._overdue() else self._settings.listing_s
 
     def wake_in_s(self) -> float:
         """Say when to call `wake` if no message comes."""
@@ -117,6 +119,7 @@ class Keeper(Decider):
             case _:
                 self._heard_of_task(message)
         self._decide()
+        self._kit.eyes.urgent = self._overdue()
 
     def _heard_of_task(self, message: RaceSaid | Told | Shut) -> None:
         match message:
@@ -132,6 +135,9 @@ class Keeper(Decider):
                     self._end(EXIT_FAILED, why)
             case _:
                 assert_never(message)
+
+    def _overdue(self) -> bool:
+        return self._holder.watch.stale_s >= self._settings.detect.overdue_s - self._settings.look_s
 
     def wake(self) -> None:
         """Time passed."""

@@ -124,11 +124,15 @@ class EngineSettings:
     """A controller whose heartbeat was not seen to move for this long is replaced."""
     look_s: float = 2.0
     """Between two reads of the node's heartbeat."""
+    look_urgent_s: float = 1.0
+    """The same, once it is overdue."""
     head_s: float = 10.0
     """Between two reads of the head while nobody races."""
     head_racing_s: float = 1.0
-    report_s: float = 1.5
+    report_s: float = 1.0
     """Between two reads of a node's report."""
+    report_racing_s: float = 0.5
+    """The same, while candidates race: a second counts."""
     request_s: float = 2.0
     """Between two looks for what a user asks for."""
     listing_s: float = 5.0

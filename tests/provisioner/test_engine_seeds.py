@@ -12,7 +12,7 @@ pytest.importorskip("graphql", reason="the simulator extra is not installed: pip
 from tests.support.failover_seeds import live
 from tests.support.failover_world import in_virtual_time
 
-FAST, ALL = 12, 300
+FAST, ALL = 24, 300
 """Stories; each has about three failovers, so that all are about a thousand."""
 
 

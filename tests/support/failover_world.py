@@ -42,9 +42,11 @@ from provisioner.core.rendezvous import (
 )
 from provisioner.core.wishes import Wish
 from provisioner.engine import EnginePorts, EngineSettings, Me, run_job
+from provisioner.engine.ports import LaunchMaker
 from provisioner.providers.runpod import RunPod
 from provisioner.providers.vast import Vast
 from provisioner.simulator import events, oracles
+from provisioner.simulator.draws import Draws
 from provisioner.simulator.market.instances import Instance, Phase
 from provisioner.simulator.market.scenario import Scenario
 from provisioner.simulator.simulation import Simulator, simulating
@@ -124,7 +126,7 @@ class NodeWorld:
         """Nodes that are cut off from the store."""
         self.started: list[str] = []
         self._nursery = nursery
-        self._random = random.Random(seed)
+        self._draws = Draws(seed)
 
     def start(self, instance: Instance) -> None:
         self.kill(instance)
@@ -165,8 +167,7 @@ class NodeWorld:
             self.sim.clock.poke()
 
     def draw(self, name: str) -> float:
-        row = self.sim.world.latencies.of("node", name)
-        return self._random.triangular(row.low, row.high, row.p50)
+        return self._draws.latency(self.sim.world.latencies.of("node", name))
 
 
 class Agent:
@@ -257,7 +258,8 @@ class Agent:
     async def runs(self) -> int:
         bucket, now = self.world.bucket, self.world.sim.clock.now
         bucket.beats[self.epoch] = 1
-        await self.sleep(1.5)
+        # The head was followed and its metadata is there: what is left is to serve it.
+        await self.sleep(0.5)
         self.times["first_read"] = self.times["started"] = now()
         await self.say(NodePhase.RUNNING)
         assert bucket.head is not None
@@ -338,6 +340,7 @@ class World:
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     view: View = field(init=False)
     seen: list[Happening] = field(default_factory=list)
+    launch_maker: LaunchMaker = launch_of
     pid: int = 1
     dead: set[int] = field(default_factory=set)
 
@@ -364,7 +367,7 @@ class World:
             self.ledger,
             SimWall(self.sim),
             SeededEntropy(self.draws),
-            launch_of,
+            self.launch_maker,
             Me(host, self.pid, lambda _host, pid: pid not in self.dead),
             replace(self.settings, adopt=adopt),
         )
@@ -419,6 +422,12 @@ class World:
         holder = self.holder()
         assert holder is not None
         return holder
+
+    def report_of(self, instance: Instance) -> Report:
+        """Read the newest word of the node on *instance*."""
+        parsed = parse_label(instance.label)
+        assert parsed is not None
+        return decode(Report, self.bucket.objects[report_key(*parsed)])
 
     def story(self) -> str:
         """What happened, for whoever looks for the reason of a failure."""
