@@ -49,6 +49,7 @@ from provisioner.engine.ports import (
     Me,
     Superseded,
 )
+from provisioner.engine.sharing import SharedAccount, SharedListings
 
 __all__ = [
     "Collected",
@@ -57,6 +58,8 @@ __all__ = [
     "EngineSettings",
     "LedgerPort",
     "Me",
+    "SharedAccount",
+    "SharedListings",
     "Superseded",
     "gc_nodes",
     "run_job",

@@ -117,6 +117,8 @@ class NodeWorld:
 
     def __init__(self, bucket: Bucket, nursery: trio.Nursery, seed: int, work: Work) -> None:
         self.bucket = bucket
+        self.buckets: dict[str, Bucket] = {}
+        """Of jobs that have a workspace of their own."""
         self.work = work
         self.sim: Simulator
         self.lives: dict[str, trio.CancelScope] = {}
@@ -180,7 +182,8 @@ class Agent:
         assert parsed is not None, instance.order.label
         self.job, self.ident = parsed
         self.times: dict[str, float] = {}
-        self.view = View(world.bucket)
+        self.bucket = world.buckets.get(self.job, world.bucket)
+        self.view = View(self.bucket)
         self.epoch = 0
 
     async def sleep(self, seconds: float) -> None:
@@ -243,7 +246,7 @@ class Agent:
 
     def publish(self, writer_epoch: int, *, progress_s: float | None = None, takeover: bool = False) -> bool:
         """Create the next manifest, unless somebody with another writer epoch has the head."""
-        head = self.world.bucket.head
+        head = self.bucket.head
         if head is not None and not takeover and head.writer_epoch != writer_epoch:
             return False
         if takeover and writer_epoch != (0 if head is None else head.writer_epoch) + 1:
@@ -251,12 +254,12 @@ class Agent:
         done_s = 0.0 if head is None else head.progress_s
         number = 1 if head is None else head.number + 1
         now_s = self.world.sim.clock.now()
-        return self.world.bucket.create_manifest(
+        return self.bucket.create_manifest(
             Manifest(number, writer_epoch, now_s, self.ident, self.instance.ident, progress_s or done_s, takeover)
         )
 
     async def runs(self) -> int:
-        bucket, now = self.world.bucket, self.world.sim.clock.now
+        bucket, now = self.bucket, self.world.sim.clock.now
         bucket.beats[self.epoch] = 1
         # The head was followed and its metadata is there: what is left is to serve it.
         await self.sleep(0.5)
