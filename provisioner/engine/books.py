@@ -6,12 +6,15 @@ waits until it is there. What this machine and the store know is merged once, at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+import trio
 
 from provisioner.core import cost, happenings, intents
 from provisioner.core.blocklist import Blocked, Blocklist
 from provisioner.core.cost import Spend
-from provisioner.core.errors import LedgerCorrupt
+from provisioner.core.errors import LedgerCorrupt, StoreDenied, StoreUnavailable
 from provisioner.core.happenings import Failover
 from provisioner.core.intents import IntentRecord, IntentState, further
 from provisioner.core.jobs import JobSpec, encode_spec
@@ -20,6 +23,10 @@ from provisioner.core.rendezvous import history_key, intent_key, job_prefix, spe
 from provisioner.engine.fencing import answered
 from provisioner.engine.outbox import Outbox
 from provisioner.engine.ports import EnginePorts, EngineSettings, LedgerPort
+
+READERS_MAX: Final = 16
+"""Reads of the mirror at once."""
+Value = TypeVar("Value")
 
 
 class Books:
@@ -108,26 +115,39 @@ class Books:
 
 async def mirrored_records(shelf: Shelf, job: str, settings: EngineSettings) -> dict[str, IntentRecord]:
     """Read every intent of *job* from the store, or raise LedgerCorrupt naming the object."""
-    found = {}
-    for key in await answered(settings, lambda: shelf.list(f"{job_prefix(job)}intents/")):
-        raw = await answered(settings, lambda key=key: shelf.get(key))  # type: ignore[misc]
-        if raw is None:
-            continue
-        try:
-            record = intents.decode(raw)
-        except LedgerCorrupt as error:
-            raise LedgerCorrupt(f"{key}: {error}; the ledger's mirror is never guessed: repair or delete it") from error
-        found[record.intent.ident] = record
-    return found
+    records = await _read_all(shelf, f"{job_prefix(job)}intents/", intents.decode, settings)
+    return {record.intent.ident: record for record in records}
 
 
 async def mirrored_failovers(shelf: Shelf, job: str, settings: EngineSettings) -> Sequence[Failover]:
     """Read the history of *job* from the store, or raise LedgerCorrupt naming the object."""
-    found = []
-    for key in await answered(settings, lambda: shelf.list(f"{job_prefix(job)}history/")):
-        raw = await answered(settings, lambda key=key: shelf.get(key))  # type: ignore[misc]
+    return await _read_all(shelf, f"{job_prefix(job)}history/", happenings.decode_failover, settings)
+
+
+async def _read_all(
+    shelf: Shelf, prefix: str, decode: Callable[[bytes], Value], settings: EngineSettings
+) -> list[Value]:
+    """Read all objects below *prefix*, several at once."""
+    found: dict[str, bytes | None] = {}
+    limiter = trio.CapacityLimiter(READERS_MAX)
+
+    async def read(key: str) -> None:
+        async with limiter:
+            found[key] = await answered(settings, lambda: shelf.get(key))
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for key in await answered(settings, lambda: shelf.list(prefix)):
+                nursery.start_soon(read, key)
+    except BaseExceptionGroup as group:
+        silent = group.split((StoreUnavailable, StoreDenied))[0]
+        if silent is None:
+            raise
+        raise StoreUnavailable(f"{prefix} could not be read: {silent.exceptions[0]}") from None
+    values = []
+    for key, raw in sorted(found.items()):
         try:
-            found += [] if raw is None else [happenings.decode_failover(raw)]
+            values += [] if raw is None else [decode(raw)]
         except LedgerCorrupt as error:
-            raise LedgerCorrupt(f"{key}: {error}") from error
-    return found
+            raise LedgerCorrupt(f"{key}: {error}; the mirror is never guessed: repair or delete it") from error
+    return values

@@ -20,6 +20,7 @@ from provisioner.core.race.messages import (
     HeadRead,
     Rebid,
 )
+from provisioner.core.ranking import Ranked
 from provisioner.core.rendezvous import NodePhase, Report
 from provisioner.engine.ending import Ending
 from provisioner.engine.ports import EXIT_FAILED
@@ -61,6 +62,7 @@ class Decider:
         self._ending: Ending | None = None
         self._paused_until_s = self._cancel_at_s = float("-inf")
         self._spent_at_s = self._doubted_at_s = float("-inf")
+        self._look_at_s = kit.now_s() + self._settings.cheaper_s
         self._ended_before: str | None = None
         """The node whose end a user does not want to count any more."""
         self.end: JobEnd | None = None
@@ -105,6 +107,7 @@ class Decider:
         elif self._driver.running:
             self._decide_race(now_s)
         elif now_s >= self._paused_until_s:
+            self._look_around(now_s)
             self._decide_watch(now_s)
         self._kit.eyes.racing = self._driver.running
 
@@ -148,6 +151,28 @@ class Decider:
             return
         alive_s = self._holder.last_alive_s if self._lives_perhaps() else now_s
         self._begin(self._kind(), unheld or self._verdict.why, alive_s)
+
+    def _look_around(self, now_s: float) -> None:
+        """Now and then ask what else there is, when the user wants to go on where it is cheaper."""
+        if self._kit.spec.limits.move_below is None or self._verdict.health is not Health.HEALTHY:
+            return
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + self._settings.cheaper_s
+            self._driver.look_around()
+
+    def _consider(self, best: Ranked) -> None:
+        """Move to *best* when it is cheaper by the share that the user named."""
+        record, share = self._record, self._kit.spec.limits.move_below
+        busy = self._move is not None or self._drill or self._driver.running or self._ending is not None
+        if record is None or share is None or busy or self._verdict.health is not Health.HEALTHY:
+            return
+        usd_h = record.intent.usd_h
+        if best.usd_h <= (1 - share) * usd_h:
+            now_s = self._kit.now_s()
+            self._move = Move(now_s + self._settings.move_s)
+            self._begin(
+                "move", f"{best.offer.provider} has one for ${best.usd_h:.2f}/h, this costs ${usd_h:.2f}/h", now_s
+            )
 
     def _kind(self) -> str:
         if self._drill:

@@ -15,6 +15,7 @@ import trio
 from provisioner.core.errors import StoreDenied, StoreUnavailable
 from provisioner.core.ports import Shelf, WorkspaceHead, WorkspaceView
 from provisioner.core.race.messages import Event
+from provisioner.core.ranking import Ranked
 from provisioner.core.rendezvous import BadMessage, Report, Request, decode, report_key, request_key
 from provisioner.engine.fencing import answered
 from provisioner.engine.ports import EnginePorts, Listing
@@ -90,7 +91,14 @@ class Shut:
     why: str
 
 
-Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | RaceSaid | Told | Shut
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What would race first now."""
+
+    best: Ranked
+
+
+Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | RaceSaid | Told | Shut | Around
 Send = Callable[[Message], Awaitable[None]]
 
 

@@ -1,6 +1,6 @@
 """Who controls a job: the highest number below `controllers/`, each created once; all others stop.
 
-The number is the controller epoch. Invariant: a controller that has seen a higher one sends nothing that rents, and
+The number is `controller_epoch` everywhere. Invariant: a controller that has seen a higher one sends nothing that rents, and
 stops. Whether the one before still lives is observed, never compared by clocks: its heartbeat moves, or it stood still
 for 30 s while it was watched.
 """
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import trio
 
-from provisioner.core.errors import StoreUnavailable
+from provisioner.core.errors import StoreDenied, StoreUnavailable
 from provisioner.core.ports import Clock, Shelf
 from provisioner.core.rendezvous import (
     BadMessage,
@@ -83,7 +83,7 @@ class Fence:
             try:
                 await self.check()
                 await self._beat_once()
-            except StoreUnavailable:
+            except (StoreUnavailable, StoreDenied):
                 # Without the store nothing is rented either: the next beat will tell.
                 continue
 

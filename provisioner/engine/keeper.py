@@ -21,6 +21,7 @@ from provisioner.core.race.messages import Report as RaceReport
 from provisioner.core.rendezvous import NodePhase, Report, Request, RequestKind
 from provisioner.engine.deciding import Decider, Move
 from provisioner.engine.eyes import (
+    Around,
     HeadSeen,
     HeartbeatSeen,
     Message,
@@ -121,7 +122,7 @@ class Keeper(Decider):
         self._decide()
         self._kit.eyes.urgent = self._overdue()
 
-    def _heard_of_task(self, message: RaceSaid | Told | Shut) -> None:
+    def _heard_of_task(self, message: RaceSaid | Told | Shut | Around) -> None:
         match message:
             case RaceSaid(race, event):
                 # Offers are for the race that searched; what became of a create or a destroy is true in any race.
@@ -133,6 +134,8 @@ class Keeper(Decider):
                 # A node that runs goes on, and a lost one waits until somebody pays: only a first launch is given up.
                 if self._ending is None and not self._has_run():
                     self._end(EXIT_FAILED, why)
+            case Around(best):
+                self._consider(best)
             case _:
                 assert_never(message)
 

@@ -159,6 +159,8 @@ class EngineSettings:
     """After a race that nobody could win, before the next."""
     move_s: float = 1800.0
     """A planned move without a ready candidate is given up after this."""
+    cheaper_s: float = 600.0
+    """Between two searches for a cheaper offer, when the user wants to move to one."""
     spent_s: float = 30.0
     """Between two `Spent` happenings."""
     race_budget_share: float = RACE_BUDGET_SHARE

@@ -42,11 +42,11 @@ from provisioner.core.rendezvous import Orders, encode, orders_key, request_key
 from provisioner.core.wishes import Wish
 from provisioner.engine.accounts import Account, Creator
 from provisioner.engine.books import Books
-from provisioner.engine.eyes import Eyes, RaceSaid, Send, Shut, Told
+from provisioner.engine.eyes import Around, Eyes, RaceSaid, Send, Shut, Told
 from provisioner.engine.fencing import Fence, answered
 from provisioner.engine.outbox import Outbox
 from provisioner.engine.ports import EnginePorts
-from provisioner.engine.searching import search
+from provisioner.engine.searching import Found, search
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,25 @@ class Driver:
         if not self.held and ("search", self.race.ident) not in self._busy:
             self._once(("search", self.race.ident), self._search, command)
 
+    def look_around(self) -> None:
+        """Ask what would race first now, in all markets; the answer is a message."""
+        self._once(("look", ""), self._look, Search(self._kit.spec.wish.spot, True))
+
+    async def _look(self, command: Search) -> None:
+        _, found = await self._found(command)
+        if found.ranked:
+            await self._kit.send(Around(found.ranked[0]))
+
     async def _search(self, command: Search) -> None:
+        race = self.race
+        accounts, found = await self._found(command)
+        self._kit.observe(OffersSeen(self._kit.now_s(), found.fitting, found.why))
+        if found.denied >= accounts:
+            await self._kit.send(Shut("; ".join(found.why)))
+        await self._kit.send(RaceSaid(race.ident, OffersFound(found.ranked, found.why)))
+
+    async def _found(self, command: Search) -> tuple[frozenset[str], Found]:
+        """Return whom was asked, and what there is."""
         kit, race, needed = self._kit, self.race, self._needed
         on_demand = needed.wish.on_demand_max_usd_gpu_h if command.on_demand else None
         wish = replace(needed.wish, spot=command.spot, on_demand_max_usd_gpu_h=on_demand)
@@ -256,10 +274,7 @@ class Driver:
         ]
         ours = {(one.intent.provider, one.intent.machine_id) for one in kit.books.unsettled()}
         found = await search(accounts, needed, wish, kit.books.blocklist(), kit.now_s(), kit.ports.settings, ours=ours)
-        kit.observe(OffersSeen(kit.now_s(), found.fitting, found.why))
-        if found.denied >= {account.name for account in accounts}:
-            await kit.send(Shut("; ".join(found.why)))
-        await kit.send(RaceSaid(race.ident, OffersFound(found.ranked, found.why)))
+        return frozenset(account.name for account in accounts), found
 
 
 def race_settings(kit: Kit, names: Iterable[str]) -> RaceSettings:

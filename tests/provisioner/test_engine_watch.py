@@ -130,6 +130,18 @@ async def test_a_move_hands_over_and_loses_nothing(w: World) -> None:
     assert takeover.at_s - before.at_s < 10, "the command stood still for a moment only"
 
 
+@story(kinds=["launch", "move"], work=Work(2500), spec=replace(SPEC, limits=Limits(move_below=0.3)))
+async def test_a_much_cheaper_offer_starts_a_move(w: World) -> None:
+    first = await w.until_running()
+    await trio.sleep(700)
+    assert w.holder() is first, "nothing is cheaper"
+    for machine in w.sim.world.machines:
+        if machine is not first.machine:
+            machine.price, machine.floor = machine.price / 3, machine.floor / 3
+    second = await w.until_running(but=first.key)
+    assert second.gpu_rate() < 0.7 * first.gpu_rate()
+
+
 @story(kinds=["launch", "drill"], work=Work(600))
 async def test_a_drill_destroys_the_node_and_is_done_once(w: World) -> None:
     first = await w.until_running()
