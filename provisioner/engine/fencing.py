@@ -1,8 +1,8 @@
 """Who controls a job: the highest number below `controllers/`, each created once; all others stop.
 
-The number is `controller_epoch` everywhere. Invariant: a controller that has seen a higher one sends nothing that rents, and
-stops. Whether the one before still lives is observed, never compared by clocks: its heartbeat moves, or it stood still
-for 30 s while it was watched.
+The number is `controller_epoch` everywhere. Invariant: a controller that has seen a higher one sends nothing that
+rents, and stops. Whether the one before still lives is observed, never compared by clocks: its heartbeat moves, or it
+stood still for 30 s while it was watched.
 """
 
 from __future__ import annotations

@@ -170,13 +170,13 @@ async def test_a_command_that_fails_ends_the_job_with_its_code(w: World) -> None
     kinds=["launch"],
     exit_code=1,
     work=Work(50_000),
-    spec=replace(SPEC, limits=Limits(budget_usd=0.4)),
+    spec=replace(SPEC, limits=Limits(budget_usd=0.25)),
 )
 async def test_a_budget_that_is_used_up_ends_the_job(w: World) -> None:
     await w.until_running()
     await w.until(lambda: not w.alive(), at_most_s=20_000)
     total_usd = sum(bill["total"] for bill in w.sim.world.ledger.report(w.now_s()))
-    assert 0.3 < total_usd < 0.42
+    assert 0.18 < total_usd < 0.27
 
 
 @story(kinds=["launch", "loss"], work=Work(900), spec=replace(SPEC, providers=("vast",)))
@@ -281,12 +281,13 @@ def test_nodes_that_nobody_owns_are_collected_from_an_empty_ledger() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_24_hours_of_outages_and_lag_give_no_false_takeover() -> None:
     a_day_without_loss(24 * 3600)
 
 
-def test_2_hours_of_outages_and_lag_give_no_false_takeover() -> None:
-    a_day_without_loss(2 * 3600)
+def test_an_hour_of_outages_and_lag_gives_no_false_takeover() -> None:
+    a_day_without_loss(3600)
 
 
 def a_day_without_loss(seconds: float) -> None:
