@@ -137,6 +137,34 @@ def advanced(
     return replace(record, state=state, at_s=at_s, instances=known, why=why or record.why, won_at_s=won_at_s)
 
 
+def further(one: IntentRecord, other: IntentRecord) -> IntentRecord:
+    """Return which of two records of one intent counts, ledger and mirror: states only move along the picture above.
+
+    Where the picture has a circle (a rebid, an instance that was seen again after all), the later record counts; what
+    either knows of instances counts too, except where one has won: then its own instance is the only one.
+    """
+    assert one.intent.ident == other.intent.ident, f"{one.intent.ident} and {other.intent.ident} are two intents"
+    forth, back = other.state in _reach(one.state), one.state in _reach(other.state)
+    if forth == back:
+        first, last = sorted((one, other), key=lambda record: (record.at_s, encode(record)))
+    else:
+        first, last = (one, other) if forth else (other, one)
+    if last.state is IntentState.WINNER:
+        return last
+    return replace(last, instances=tuple(sorted({*first.instances, *last.instances})))
+
+
+def _reach(state: IntentState) -> frozenset[IntentState]:
+    """Return every state that can come after *state*."""
+    found: set[IntentState] = set()
+    edge = [state]
+    while edge:
+        new = TRANSITIONS[edge.pop()] - found
+        found |= new
+        edge += new
+    return frozenset(found)
+
+
 def encode(record: IntentRecord) -> bytes:
     """Write a record; equal records give equal bytes."""
     document = asdict(record)

@@ -26,7 +26,7 @@ HISTORY_DIGITS: Final = 6
 NODE_NOTE: Final = "node"
 """Key of a manifest's notes that names intent and instance of the node whose session wrote it."""
 _CONTROLLER: Final = re.compile(r"/controllers/([0-9]{8})$")
-Body = TypeVar("Body", "Report", "Orders", "Controller")
+Body = TypeVar("Body", "Report", "Orders", "Controller", "Request")
 
 
 class BadMessage(ProvisionerError):
@@ -73,6 +73,11 @@ def history_key(job: str, number: int) -> str:
     """One failover, for reports."""
     assert 0 < number < 10**HISTORY_DIGITS, number
     return f"{job_prefix(job)}history/{number:0{HISTORY_DIGITS}d}"
+
+
+def request_key(job: str) -> str:
+    """What a user asks of the controller."""
+    return f"{job_prefix(job)}request"
 
 
 def report_key(job: str, ident: str) -> str:
@@ -163,11 +168,36 @@ class Controller:
     """Counts its heartbeats."""
 
 
-def encode(body: Report | Orders | Controller) -> bytes:
+class RequestKind(Enum):
+    """What a user may ask for."""
+
+    MOVE = "move"
+    """Go on elsewhere, with nothing lost."""
+    DRILL = "drill"
+    """Destroy the node as if it were lost."""
+    DOWN = "down"
+    """Publish, then tear everything down; the workspace stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A user's wish; the controller deletes it when it is done. The newest one replaces what was not done yet."""
+
+    kind: RequestKind
+    of: str = ""
+    """For a move or a drill: the intent of the node that is meant, so that it is done once; empty = whichever holds."""
+    why: str = ""
+    provider: str = ""
+    """For a move: where to; empty = anywhere."""
+
+
+def encode(body: Report | Orders | Controller | Request) -> bytes:
     """Write a body; equal ones give equal bytes."""
     fields = asdict(body)
     if isinstance(body, Report):
         fields["phase"] = body.phase.value
+    if isinstance(body, Request):
+        fields["kind"] = body.kind.value
     return json.dumps({"version": VERSION, **fields}, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -184,6 +214,8 @@ def decode(kind: type[Body], raw: bytes) -> Body:
             raise BadMessage(f"a {kind.__name__} has version {version}, this program reads {VERSION}: use a newer one")
         if kind is Report:
             fields["phase"] = NodePhase(fields["phase"])
+        if kind is Request:
+            fields["kind"] = RequestKind(fields["kind"])
         return kind(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadMessage(f"a {kind.__name__} of {len(raw)} bytes cannot be read: {error!r}") from error
