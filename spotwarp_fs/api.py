@@ -45,7 +45,7 @@ from spotwarp_fs.core.errors import (
 from spotwarp_fs.core.manifests import Manifest
 from spotwarp_fs.core.ports import Lane, ObjectInfo
 from spotwarp_fs.core.types import ManifestNumber, ObjectKey
-from spotwarp_fs.core.units import format_size, parse_duration, parse_size
+from spotwarp_fs.core.units import format_duration, format_size, parse_duration, parse_size
 from spotwarp_fs.engine.heartbeat import read_beat
 from spotwarp_fs.engine.node_note import node_of
 from spotwarp_fs.engine.parallel import each
@@ -57,9 +57,9 @@ from spotwarp_fs.store.scoped import Scoped
 __all__ = [
     "Corrupt", "Denied", "ExitCode", "Fenced", "HeadFacts", "LoadedSettings", "NodeSettings", "NotFound",
     "Settings", "SpotwarpError", "StateFacts", "Store", "StoreRefused", "Unavailable", "UserError",
-    "check_workspace", "console", "descendants", "emit", "first_of_group", "format_size", "json_option",
-    "load_settings", "node_settings", "parse_duration", "parse_size", "print_error", "print_json", "printable",
-    "progress_bar", "settings_for", "store_option", "sync", "warn", "workspace_of",
+    "check_workspace", "console", "descendants", "emit", "first_of_group", "format_duration", "format_size",
+    "json_option", "load_settings", "node_settings", "parse_duration", "parse_size", "print_error", "print_json",
+    "printable", "progress_bar", "settings_for", "store_option", "sync", "warn", "workspace_of",
 ]  # fmt: skip
 
 CREATE_TRIES: Final = 4

@@ -56,6 +56,8 @@ class JobSpec:
     store_floor_mbps: float = 20.0
     """A node that measures less in either direction is unfit."""
     limits: Limits = field(default_factory=Limits)
+    on_demand_usd_h: float | None = None
+    """What such a machine cost on demand when the job began; savings are measured against it. None = not seen."""
 
 
 def encode_spec(spec: JobSpec) -> bytes:

@@ -145,7 +145,7 @@ def _mbps(mbps: float) -> str:
 
 def verdict(figures: Forecast, work: Workload) -> str:
     """Say in one line whether it works on this offer, and if not, what would."""
-    gbits = f"{figures.up_mbps / MBPS_PER_GBPS:g} Gbit/s"
+    gbits = f"{figures.up_mbps / MBPS_PER_GBPS:.3g} Gbit/s"
     if not figures.feasible:
         minutes = rounded_up_min(figures.least_every_s)
         wanted = _mbps(least_up_mbps(work.checkpoint_gb, work.checkpoint_every_s))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from spotwarp_fs.cli import output
+from spotwarp_fs.cli import output, plugins
 from spotwarp_fs.core.errors import ExitCode, SpotwarpError
 
 INTERRUPTED: Final = 130
@@ -38,7 +38,7 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Check this machine, the configuration and the store."),
     "config": ("config", "Show, check or begin a configuration file."),
 }
-"""Module and short help of each subcommand; the module's `command` is the command itself."""
+"""Module and short help of each subcommand; the module's `command` is the command itself. See `plugins` for more."""
 
 
 class ReaderLeft(Exception):
@@ -46,16 +46,16 @@ class ReaderLeft(Exception):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one when it is called."""
+    """A group that knows its commands by name and imports one when it is called; other packages may add commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name the commands in the order of the table, which is the order of use."""
-        return list(COMMANDS)
+        """Name the commands in the order of the tables, which is the order of use."""
+        return [*COMMANDS, *(name for name, (_, short) in plugins.find_plugins().commands.items() if short)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module."""
+        """Import the command's module; our own name comes before a plugin's."""
         if cmd_name not in COMMANDS:
-            return None
+            return plugins.load_plugin(cmd_name)
         found = importlib.import_module(f"spotwarp_fs.cli.{COMMANDS[cmd_name][0]}").command
         assert isinstance(found, click.Command)
         return found
@@ -68,9 +68,16 @@ class LazyGroup(click.Group):
             raise ReaderLeft from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table, without importing any."""
+        """List the commands from the tables, without importing any."""
+        found = plugins.find_plugins()
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in COMMANDS.items()])
+        if added := [(name, short) for name, (_, short) in found.commands.items() if short and name not in COMMANDS]:
+            with formatter.section("Failover"):
+                formatter.write_dl(added)
+        if found.broken:
+            with formatter.section("Not available"):
+                formatter.write_text(plugins.told(found))
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -103,7 +110,7 @@ def run(arguments: list[str]) -> int:
     except click.UsageError as error:
         return _usage(error, as_json=as_json)
     except click.ClickException as error:
-        output.print_error(SpotwarpError(error.format_message()), error.exit_code, as_json=as_json)
+        output.print_error(error, error.exit_code, as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         output.print_error(KeyboardInterrupt("interrupted"), INTERRUPTED, as_json=as_json)

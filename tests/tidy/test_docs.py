@@ -2,10 +2,14 @@
 
 import re
 
-from spotwarp_fs.cli.main import COMMANDS
+from spotwarp_fs.cli.main import COMMANDS as OWN
+from spotwarp_fs.cli.plugins import find_plugins
 from spotwarp_fs.cli.settings import KEYS
 from spotwarp_fs.core.errors import ExitCode
 from tests.tidy.sources import ROOT, name_of, tracked
+
+COMMANDS = {*OWN, *(name for name, (_, short) in find_plugins().commands.items() if short)}
+"""Of the filesystem and of the packages that add some; what has no help is not listed anywhere."""
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 EXIT_CODE_ROW = re.compile(r"^\| (\d+) \|", re.MULTILINE)

@@ -15,7 +15,7 @@ MACHINE_PATH = re.compile("|".join(["/" + "root/", "/" + "work/", "bash" + "_job
 # The edges where a surprise is turned into an errno, a report or an exit code; everywhere else it must pass.
 EDGES = (
     "spotwarp_fs/fuse/", "spotwarp_fs/engine/session", "spotwarp_fs/engine/seal", "spotwarp_fs/directory/scanner",
-    "spotwarp_fs/cli/main.py",
+    "spotwarp_fs/cli/main.py", "spotwarp_fs/cli/plugins.py",
 )  # fmt: skip
 """Where an error of any kind is said loudly and work goes on: requests, tasks, blocks being sealed, scans, commands."""
 
