@@ -1,7 +1,8 @@
 """PURE: what the agent does next. `turn(node, event, now_s)` gives the next state and the commands to carry out.
 
-Invariant: the phase of the report only ever goes down `NodePhase`'s list; a node that has said ENDED, UNFIT or LOST
-starts nothing any more; and `exit` is set exactly when there is nothing left to wait for.
+Invariant: the phase of the report only ever goes down `NodePhase`'s list; a node that has said ENDED or LOST starts
+nothing any more, and one that has said UNFIT only what publishes the rest of a claim that was quicker; and `exit` is
+set exactly when there is nothing left to wait for.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ NOTES: Final = ("prefetched", "claimed", "first_read", "started")
 ENDED: Final = "ended"
 MASK: Final = b"[secret]"
 PR_SET_PDEATHSIG: Final = 1
+USUAL_UMASK: Final = 0o022
 
 
 def run_arguments(errand: Errand, spec: JobSpec, place: Path, *, publish_only: bool = False) -> list[str]:
@@ -153,5 +154,7 @@ def _end_with_agent() -> Callable[[], None]:
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # The start script's own files are nobody else's business; the command's are made as it is used to.
+        os.umask(USUAL_UMASK)
 
     return ask

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -116,7 +115,6 @@ class Controlling:
     bundle: Bundle
     told: api.NodeSettings
     spec: JobSpec
-    python: str
     rented: list[Rented] = field(default_factory=list)
 
     async def rent(self, **variables: str) -> Rented:
@@ -188,7 +186,7 @@ async def controlling(
     provider = Local(tmp_path / "nodes", clock=SystemClock(), entropy=SystemEntropy(), machine=LocalMachine(slots=8))
     made = Controlling(
         tmp_path / "nodes", store, shelf, StoreWorkspace(store, WORKSPACE), provider, bundle,
-        await api.node_settings(loaded), spec, shutil.which("python3") or "python3",
+        await api.node_settings(loaded), spec,
     )  # fmt: skip
     await made.set()
     async with trio.open_nursery() as nursery:
