@@ -68,7 +68,7 @@ class Keeper(Decider):
         if self._record is None or self._record.intent.provider != provider:
             return self._settings.listing_idle_s
         # A heartbeat that is overdue makes the provider's word urgent: it takes two listings to miss a node.
-        return 0.0 if self._overdue() else self._settings.listing_s
+        return 0.0 if self._holder.overdue else self._settings.listing_s
 
     def wake_in_s(self) -> float:
         """Say when to call `wake` if no message comes."""
@@ -120,7 +120,7 @@ class Keeper(Decider):
             case _:
                 self._heard_of_task(message)
         self._decide()
-        self._kit.eyes.urgent = self._overdue()
+        self._kit.eyes.urgent = self._holder.overdue
 
     def _heard_of_task(self, message: RaceSaid | Told | Shut | Around) -> None:
         match message:
@@ -138,9 +138,6 @@ class Keeper(Decider):
                 self._consider(best)
             case _:
                 assert_never(message)
-
-    def _overdue(self) -> bool:
-        return self._holder.watch.stale_s >= self._settings.detect.overdue_s - self._settings.look_s
 
     def wake(self) -> None:
         """Time passed."""

@@ -7,6 +7,7 @@ started knows nothing yet, and calls nobody healthy or lost for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from provisioner.core import detect
 from provisioner.core.detect import (
@@ -27,6 +28,10 @@ from provisioner.engine.ports import Listing
 NO_HEARTBEAT = "(none)"
 """The token of a writer that has left none: it stands still like any other."""
 
+DUE_SHARE: Final = 2 / 3
+BEAT_SHARE: Final = 0.8
+"""A little before a heartbeat is due, because reads come every other second."""
+
 
 @dataclass(slots=True)
 class Holder:
@@ -38,6 +43,8 @@ class Holder:
     watch: Watch = field(init=False)
     moved: bool = False
     """Whether its heartbeat moved while it was watched."""
+    beat_s: float = 0.0
+    """Between its last two heartbeats, as they were seen."""
     ran: bool = False
     """Whether it was heard to run the command: what it says of an earlier phase after that is a new life."""
     report: Report | None = None
@@ -51,6 +58,8 @@ class Holder:
         """The store answered."""
         seen = NO_HEARTBEAT if token is None else token
         if self.watch.token not in (None, seen) and asked_at_s > self.watch.read_at_s:
+            if self.moved:
+                self.beat_s = asked_at_s - self.watch.changed_at_s
             self.moved = True
         self.watch = self.watch.observe(HeartbeatRead(asked_at_s, seen))
 
@@ -75,6 +84,12 @@ class Holder:
             self.watch = self.watch.observe(NoticeSeen(now_s, report.notice_ends_at_s))
         if report.phase is NodePhase.ENDED:
             self.watch = self.watch.observe(EndSeen(now_s))
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the next heartbeat is due: from now on the provider's word is urgent."""
+        due_s = max(self.settings.overdue_s * DUE_SHARE, self.beat_s * BEAT_SHARE)
+        return self.watch.stale_s >= due_s
 
     def verdict(self, now_s: float) -> Verdict:
         """Say what is known of it now."""

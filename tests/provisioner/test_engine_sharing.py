@@ -49,9 +49,10 @@ def ports_of(w: World, bucket: Bucket, state: Path) -> EnginePorts:
     )  # fmt: skip
 
 
+@pytest.mark.timeout(400)
 def test_twenty_jobs_share_one_poll_and_one_limit_per_account(tmp_path: Path) -> None:
     async def main() -> None:
-        async with world(work=Work(400), vast_machines=150, runpod_machines=100) as w:
+        async with world(work=Work(150), vast_machines=150, runpod_machines=100) as w:
             ends: dict[str, JobEnd] = {}
 
             async def control(job: str) -> None:
