@@ -110,6 +110,8 @@ class Driver:
         self._moved = moved
         self._creator = Creator(kit.ports, kit.books, kit.fence)
         self._busy: set[tuple[str, str]] = set()
+        self._in_the_way: dict[str, str] = {}
+        """Why an instance is not destroyed yet, as it was told last."""
         self._wish: Wish = kit.spec.wish
         self._needed: JobSpec = kit.spec
         self.held = False
@@ -237,8 +239,12 @@ class Driver:
         else:
             why = await account.destroy(command.instance_id)
         if why:
-            await self._kit.send(Told(f"{command.instance_id} on {command.provider} is not destroyed yet: {why}"))
+            # It is asked for again every few seconds: said once, until something else stands in the way.
+            if self._in_the_way.get(command.instance_id) != why:
+                self._in_the_way[command.instance_id] = why
+                await self._kit.send(Told(f"{command.instance_id} on {command.provider} is not destroyed yet: {why}"))
         else:
+            self._in_the_way.pop(command.instance_id, None)
             await self._kit.send(RaceSaid(self.race.ident, DestroyAccepted(command.ident, command.instance_id)))
 
     def _start_search(self, command: Search) -> None:

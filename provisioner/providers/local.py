@@ -41,7 +41,8 @@ from provisioner.core.ports import (
 )
 from provisioner.core.timing import BOOT_LOCAL
 from provisioner.core.wishes import Wish
-from provisioner.providers.processes import KILL_S, LOOK_EVERY_S, MARK, kill_all, marked, open_up, unmount_under
+from provisioner.providers.disks import delete_tree
+from provisioner.providers.processes import KILL_S, LOOK_EVERY_S, MARK, kill_all, marked, unmount_under
 from provisioner.providers.reading import number, text
 
 ID_BYTES: Final = 6
@@ -83,6 +84,9 @@ class LocalMachine:
     fuse: Fuse = Fuse.UNKNOWN
     environment: Mapping[str, str] = field(default_factory=dict)
     """Set in every node, as a provider sets variables in its containers."""
+    boots: Sequence[str] = ()
+    """Shell text that the first nodes run before their script, one each, for tests and demonstrations: `sleep 5` is a
+    slow boot, `sleep 1; exit 1` a node that dies in it."""
 
 
 class Local:
@@ -177,13 +181,24 @@ class Local:
         disk = str(home / "disk")
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         own = {"HOME": disk, "TMPDIR": disk, MARK: str(home)}
+        script = f"{self._boot(home)}\n{launch.script}"
         lives_s = "" if launch.ends_at_s is None else str(max(1, round(launch.ends_at_s - self._clock.now_s())))
         with (home / "node.log").open("ab") as log:
             return subprocess.Popen(
-                ["/bin/sh", "-c", _FIRST, "node", str(home), lives_s, launch.script],
+                ["/bin/sh", "-c", _FIRST, "node", str(home), lives_s, script],
                 cwd=disk, env={**kept, **self._machine.environment, **launch.environment, **own},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+
+    def _boot(self, home: Path) -> str:
+        """Return what this node does before its script; the count of nodes outlives the controller."""
+        if not self._machine.boots:
+            return ""
+        counted = self._base / "boots"
+        with counted.open("ab") as file:
+            number = file.tell()
+            file.write(b".")
+        return self._machine.boots[number] if number < len(self._machine.boots) else ""
 
     async def list_instances(self) -> Sequence[Instance]:
         """Return every node; of one whose first process has ended, whatever is left is ended too."""
@@ -209,7 +224,7 @@ class Local:
         try:
             # The record goes last, so that a deletion that is cut short is listed, and repeated.
             if (home / "disk").exists():
-                _delete(home / "disk")
+                delete_tree(home / "disk")
             shutil.rmtree(home)
         except FileNotFoundError:
             # Another controller's destroy was faster.
@@ -284,15 +299,6 @@ class Local:
         if young and (child is None or child.returncode is None):
             return InstanceStatus.CREATING, "starting"
         return InstanceStatus.FAILED, "never started"
-
-
-def _delete(disk: Path) -> None:
-    """Delete a disk; a killed node leaves the directory below its mount closed off (`spotwarp_fs.fuse.underlay`)."""
-    try:
-        shutil.rmtree(disk)
-    except PermissionError:
-        open_up(disk)
-        shutil.rmtree(disk)
 
 
 def _write_whole(path: Path, content: str) -> None:

@@ -8,10 +8,8 @@ Zombies have no environment left, so they do not count. Linux only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +17,6 @@ from typing import Final
 
 import trio
 
-_GET_FLAGS: Final = 0x80086601
-_SET_FLAGS: Final = 0x40086602
-_IMMUTABLE: Final = 0x10
-"""FS_IOC_GETFLAGS, FS_IOC_SETFLAGS and FS_IMMUTABLE_FL of linux/fs.h, 64 bit."""
 MARK: Final = "LOCAL_NODE"
 """Not SPOTWARP_…: the program refuses variables of its own prefix that it does not know."""
 LOOK_EVERY_S: Final = 0.02
@@ -64,20 +58,6 @@ def mounts_under(directory: Path) -> list[Path]:
     lines = (_PROC / "self" / "mountinfo").read_text().splitlines()
     points = [Path(line.split(" ")[_MOUNT_POINT_FIELD].replace("\\040", " ")) for line in lines]
     return sorted((point for point in points if directory in point.parents), key=lambda point: -len(point.parts))
-
-
-def open_up(directory: Path) -> None:
-    """Make every directory below *directory* writable again: neither immutable nor of mode 0."""
-    for name, _, _ in os.walk(directory):
-        with contextlib.suppress(OSError):
-            os.chmod(name, 0o700)
-        with contextlib.suppress(OSError):
-            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                (flags,) = struct.unpack("l", fcntl.ioctl(descriptor, _GET_FLAGS, struct.pack("l", 0)))
-                fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack("l", flags & ~_IMMUTABLE))
-            finally:
-                os.close(descriptor)
 
 
 async def unmount_under(directory: Path) -> bool:

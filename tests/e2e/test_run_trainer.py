@@ -48,7 +48,7 @@ def test_the_same_line_on_the_next_node_ends_with_the_same_bits(runs: Runs, tmp_
 
 
 LIVES = int(os.environ.get("SPOTWARP_LIVES", "50"))
-LONG = 3000
+LONG = 400
 """Steps of a run that is killed so often."""
 
 

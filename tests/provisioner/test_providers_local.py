@@ -170,6 +170,35 @@ async def test_what_a_dead_node_left_mounted_is_detached_and_not_deleted_through
     assert not home.exists()
 
 
+async def test_a_disk_that_a_dead_mount_left_closed_is_deleted(provider: Local, tmp_path: Path) -> None:
+    closed = (
+        "mkdir -p a/b/c && touch a/b/c/file && chmod 0 a/b && ln -s /etc a/link && { chattr +i a || :; }; touch done"
+    )
+    node = await started(provider, f"{closed}; sleep 1000")
+    disk = tmp_path / "nodes" / node / "disk"
+    await until_there(disk / "done")
+    await provider.destroy(node)
+    assert not disk.exists()
+    assert await provider.show(node) is None
+    assert Path("/etc/passwd").exists()
+
+
+async def test_the_first_nodes_boot_as_they_are_told_to(tmp_path: Path) -> None:
+    provider = local(tmp_path / "nodes", slots=4, boots=("echo slow >told", "exit 3"))
+    nodes = [await started(provider, "echo ran >>told; sleep 1000") for _ in range(3)]
+    told = [tmp_path / "nodes" / node / "disk" / "told" for node in nodes]
+    await until_status(provider, nodes[1], InstanceStatus.FAILED)
+
+    async def ran() -> bool:
+        return all(told[number].exists() and "ran" in told[number].read_text() for number in (0, 2))
+
+    await until(ran, every_s=0.05, at_most_s=PATIENCE_S)
+    assert told[0].read_text() == "slow\nran\n"
+    assert told[2].read_text() == "ran\n"
+    for node in nodes:
+        await provider.destroy(node)
+
+
 async def test_a_destroyed_node_does_not_start_late(provider: Local, tmp_path: Path) -> None:
     instance_id = await started(provider, "touch ran; sleep 600")
     await provider.destroy(instance_id)
