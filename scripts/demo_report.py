@@ -14,7 +14,7 @@ from rich.table import Table
 
 @dataclass
 class Figures:
-    """What is measured; None = the demo did not get that far."""
+    """What is measured; None = the demo did not get that far. With several losses: of the first one."""
 
     bit_identical: bool | None = None
     killed_in_mid_save: bool | None = None
@@ -39,6 +39,8 @@ class Report:
     began_s: float = field(default_factory=time.monotonic)
     timeline: list[dict[str, Any]] = field(default_factory=list)
     figures: Figures = field(default_factory=Figures)
+    failovers: list[dict[str, Any]] = field(default_factory=list)
+    """Each loss, phase by phase, in seconds from the kill."""
     errors: list[str] = field(default_factory=list)
     is_complete: bool = False
 
@@ -60,22 +62,38 @@ class Report:
         return self.is_complete and not self.errors
 
     def show(self) -> None:
-        table = Table(title="The loss of a node in mid-save", title_justify="left", show_header=False)
+        table = Table(title="What the loss of a node costs", title_justify="left", show_header=False)
         for name, value in asdict(self.figures).items():
             table.add_row(name, "not reached" if value is None else readable(name, value))
         self.console.print(table)
+        if self.failovers:
+            self.console.print(self._phases())
         for error in self.errors:
             self.console.print(f"wrong: {error}", style="bold red", markup=False, soft_wrap=True)
         verdict = "the final weights are bit-identical to the uninterrupted run" if self.ok else "the demo FAILED"
         self.console.print(verdict, style="bold green" if self.ok else "bold red")
 
+    def _phases(self) -> Table:
+        table = Table(title="From the kill on, by failover", title_justify="left", show_header=False)
+        for name in self.failovers[0]:
+            values = [failover[name] for failover in self.failovers]
+            table.add_row(name, *("–" if value is None else readable(name, value) for value in values))
+        return table
+
     def to_json(self) -> str:
-        document = {"ok": self.ok, **asdict(self.figures), "errors": self.errors, "timeline": self.timeline}
+        figures = asdict(self.figures)
+        document = {
+            "ok": self.ok,
+            **figures,
+            "failovers": self.failovers,
+            "errors": self.errors,
+            "timeline": self.timeline,
+        }
         return json.dumps(document)
 
 
-def readable(name: str, value: float | int | bool) -> str:
-    if name.startswith("bytes_"):
+def readable(name: str, value: float | int | bool | str) -> str:
+    if name.startswith("bytes_") and not isinstance(value, str):
         return f"{value / 1e6:.1f} MB"
     if isinstance(value, bool):
         return "yes" if value else "NO"

@@ -1,169 +1,216 @@
-"""Tell the main job as a story: train on node A, lose A in mid-save, resume on node B, compare with an undisturbed run.
+"""Tell the main job as a story: a rented node trains, is lost in mid-save, and another one goes on to the same bits.
 
-Only the spotwarp command touches the workspace, as in a user's shell. Invariant: whatever happens, nothing outlives the
-demo: no process, no mount, and (without --keep) no file.
+`spotwarp failover` does it all, on the local provider: two "providers" on this machine, whose nodes are processes with
+disks of their own. In each failover one candidate boots slowly and one dies in its boot. Invariant: whatever happens,
+nothing outlives the demo: no process, no mount, and (without --keep) no file.
 """
 
 import argparse
 import contextlib
 import hashlib
-import os
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import demo_corpus
-from demo_node import DemoFailed, Node, end
+import trio
+from demo_job import Event, Job, spotwarp
+from demo_rented import DemoFailed, RentedNode, node_of
 from demo_report import Report
-from demo_trainer import TrainerProcess
+from demo_trainer import SCRIPT, TrainerProcess
 from rich.console import Console
 from seaweed import Seaweed, seaweed
 
-STEPS, SAVE_EVERY, KILL_STEP = 300, 50, 200
-BUCKET = "demo"
-DEMO_S_MAX = 240
-WATCH_S = 1.5
+from provisioner.providers.disks import delete_tree
+from provisioner.providers.processes import kill_all, unmount_under
+
+STEPS, SAVE_EVERY = 300, 50
+KILL_STEPS = {1: [200], 2: [150, 250], 3: [100, 200, 250], 4: [100, 150, 200, 250]}
+"""The node is lost while the checkpoint of this step is being written; by how often it is to be lost."""
+BUCKET, JOB = "demo", "demo"
+PROVIDERS = ("local-a", "local-b")
+DEMO_S_MAX = 120
+LOSS_S_MAX = 60
+"""What each loss may add to it."""
+READ_S_MAX = 20.0
+
+
+def local_machines(losses: int) -> str:
+    """Say how nodes boot: the first of each provider as they can, the next ones slowly, or not at all."""
+    slow, dies = "sleep 4", "sleep 1; exit 1"
+    boots = [[""], [""]]
+    for loss in range(losses):
+        boots[loss % 2].append(slow)
+        boots[1 - loss % 2].append(dies)
+    # Nobody knows how many candidates a race needs: what comes after these boots as it can.
+    return json.dumps({name: {"slots": 8, "boots": boot} for name, boot in zip(PROVIDERS, boots, strict=True)})
 
 
 class Demo:
-    """The places, the bucket and the report that the acts share."""
+    """The places, the bucket, the controller and the report that the acts share."""
 
-    def __init__(self, base: Path, report: Report, server: Seaweed) -> None:
+    def __init__(self, base: Path, report: Report, server: Seaweed, losses: int) -> None:
         self.base = base
         self.report = report
         self.server = server
-        self.workspace = base / "workspace"
+        self.losses = losses
+        self.home = base / "home"
+        self.home.mkdir()
+        self.given = {**server.environment, "SPOTWARP_INTERNAL_LOCAL": local_machines(losses)}
+        self.job: Job | None = None
         server.create_bucket(BUCKET)
 
-    def node(self, name: str) -> Node:
-        disk, store = self.base / f"disk-{name}", self.server.url(BUCKET, "runs")
-        return Node(name, disk, self.workspace, store, self.server.environment)
+    @property
+    def store(self) -> str:
+        return self.server.url(BUCKET, "runs")
 
-    def run_undisturbed(self) -> str:
-        """Train from start to end in a plain directory and return the final weights' digest."""
+    @property
+    def nodes(self) -> Path:
+        return self.home / "state" / "nodes"
+
+    def undisturbed(self) -> TrainerProcess:
+        """Begin to train in a plain directory, from start to end."""
         directory = self.base / "undisturbed"
         (directory / "data").mkdir(parents=True)
         (directory / "data" / "corpus.txt").write_bytes(demo_corpus.gather())
-        trainer = TrainerProcess(directory, steps=STEPS, save_every=SAVE_EVERY)
-        try:
-            return trainer.finish()
-        finally:
-            trainer.kill()
+        return TrainerProcess(directory, steps=STEPS, save_every=SAVE_EVERY)
+
+    def rent(self) -> Job:
+        """Start the controller on a workspace that begins with the script and the text."""
+        source = self.base / "source"
+        (source / "data").mkdir(parents=True)
+        shutil.copy(self.base / "undisturbed" / "data" / "corpus.txt", source / "data")
+        shutil.copy(SCRIPT, source / "train.py")
+        trainer = [sys.executable, "train.py", "--dir", ".", "--steps", str(STEPS), "--save-every", str(SAVE_EVERY)]
+        arguments = ["--providers", ",".join(PROVIDERS), "--store", self.store, "--workspace", JOB, "--job", JOB]
+        self.job = Job(
+            self.home, self.given, [*arguments, "--interval", "1s", "--from", str(source), "--", *trainer], self._seen
+        )
+        return self.job
+
+    def _seen(self, event: Event) -> None:
+        told = words_of(event)
+        if told:
+            self.report.mark(*told, at_s=monotonic(event["at_s"]))
+
+    def spotwarp(self, *arguments: str) -> str:
+        return spotwarp(self.home, self.given, *arguments)
 
     def bytes_stored(self) -> int:
         pages = self.server.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
         return sum(entry["Size"] for page in pages for entry in page.get("Contents", ()))
 
-
-@contextlib.contextmanager
-def publishes_noted(node: Node, report: Report) -> Iterator[threading.Event]:
-    """Ask `spotwarp status` now and then and note each new manifest, until the yielded event is set."""
-    stopped = threading.Event()
-
-    def watch() -> None:
-        head = None
-        while not stopped.wait(WATCH_S):
-            try:
-                status = node.status()
-            except (DemoFailed, OSError, ValueError, IndexError):  # the node has just been killed
-                return
-            if status["head_number"] != head:
-                head = status["head_number"]
-                safe = status["newest_safe_checkpoint"]
-                report.mark(
-                    "publish", f"manifest {head}, safe in the store: {safe['name'] if safe else 'no checkpoint'}"
-                )
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield stopped
-    finally:
-        stopped.set()
-        watcher.join(10)
+    def clean_up(self) -> None:
+        """End the controller and every node that is left."""
+        if self.job is not None:
+            self.job.kill()
+        for record in self.nodes.glob("*/*/record.json"):
+            trio.run(ended, record.parent)
+            delete_tree(record.parent)
 
 
-def train_until_lost(demo: Demo, node: Node) -> tuple[TrainerProcess, float]:
-    """Mount on an empty workspace, train, and lose everything while a checkpoint is half written."""
-    report = demo.report
-    report.mark("mount", node.mount(takeover=False))
-    (demo.workspace / "data").mkdir()
-    (demo.workspace / "data" / "corpus.txt").write_bytes(demo_corpus.gather())
-    trainer = TrainerProcess(demo.workspace, steps=STEPS, save_every=SAVE_EVERY)
-    try:
-        with publishes_noted(node, report) as watch_ended:
-            report.mark("write", "the trainer took its first step", trainer.wait_for("step", 1).at_s)
-            # No status command may be running when the node dies: it would write into the home that is being lost.
-            trainer.wait_for("step", KILL_STEP - SAVE_EVERY // 2)
-            watch_ended.set()
-            trainer.wait_for("saving", KILL_STEP)
-            half_written = demo.workspace / f"checkpoint-{KILL_STEP}" / "model.npz"
-            while not (half_written.exists() and half_written.stat().st_size):
-                time.sleep(0.001)
-            killed_s = node.die(trainer.process.pid)
-    finally:
-        trainer.kill()
-    report.mark("kill", f"SIGKILL while checkpoint-{KILL_STEP} was being written; node A's disk is gone", killed_s)
-    report.figures.kill_step = KILL_STEP
-    report.figures.killed_in_mid_save = report.check(
-        f"checkpoint-{KILL_STEP} was complete before the kill", holds=not trainer.has_said("saved", KILL_STEP)
-    )
-    return trainer, killed_s
+async def ended(node: Path) -> None:
+    """End a node's processes and mounts."""
+    await kill_all(str(node))
+    await unmount_under(node)
 
 
-def newest_checkpoint(workspace: Path) -> Path:
-    found = sorted(workspace.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    if not found:
-        raise DemoFailed(f"node B found no checkpoint at all: {sorted(os.listdir(workspace))}")
-    return found[-1]
+def monotonic(at_s: float) -> float:
+    """Turn a time of day into this process's clock."""
+    return time.monotonic() - (time.time() - at_s)
 
 
-def check_log(demo: Demo) -> None:
-    """Require of the log's published part that it is a prefix of what an undisturbed run writes: no zeros, no gap."""
-    expected = (demo.base / "undisturbed" / "train.log").read_bytes()
-    found = (demo.workspace / "train.log").read_bytes()
-    holds = bool(found) and expected.startswith(found)
-    demo.report.figures.log_is_prefix = demo.report.check(
-        "train.log on node B is not a prefix of the undisturbed log", holds=holds
-    )
+def words_of(event: Event) -> tuple[str, str] | None:
+    """Say an event of the controller in a line of the timeline, or None for what a newcomer need not see."""
+    match event["event"]:
+        case "OffersSeen":
+            return "offers", ", ".join(f"{name} {count}" for name, count in event["fitting"].items()) or "none"
+        case "CandidateMoved" if event["phase"] in ("requested", "winner", "reaping", "gone"):
+            said = f" ({event['text']})" if event["text"] else ""
+            return event["phase"], f"{event['ident']} on {event['provider']}{said}"
+        case "NodeSaid" if event["phase"] in ("booted", "ready", "running"):
+            return event["phase"], event["ident"]
+        case "Judged" if event["health"] in ("suspect", "lost"):
+            return event["health"], f"{event['ident']}: {event['why']}"
+    return None
 
 
-def resume(demo: Demo, node: Node, lost: TrainerProcess, killed_s: float) -> str:
-    """Mount on an empty cache, read, go on training to the end; return the final weights' digest."""
+def half_written(node: RentedNode, step: int) -> None:
+    """Wait until the first file of a checkpoint has bytes."""
+    node.wait_for("saving", step)
+    first = node.workspace / f"checkpoint-{step}" / "model.npz"
+    deadline_s = time.monotonic() + READ_S_MAX
+    while not (first.exists() and first.stat().st_size):
+        if time.monotonic() > deadline_s:
+            raise DemoFailed(f"{first} never came to hold a byte")
+        time.sleep(0.001)
+
+
+def lose(demo: Demo, node: RentedNode, step: int) -> float:
+    """Let the node die with SIGKILL while the checkpoint of *step* is being written; return when."""
     report, figures = demo.report, demo.report.figures
-    began_s = time.monotonic()
-    told = node.mount(takeover=True)
-    figures.mount_s = round(time.monotonic() - began_s, 3)
-    report.mark("mount", told)
-    began_s = time.monotonic()
-    newest = newest_checkpoint(demo.workspace)
-    with (newest / "model.npz").open("rb") as model:
-        model.read(1)
-    figures.first_read_s = round(time.monotonic() - began_s, 3)
-    report.mark("first byte", f"read from {newest.name}/model.npz")
-    check_log(demo)
+    node.wait_for("step", step - SAVE_EVERY // 2)
+    half_written(node, step)
+    killed_s = node.lose()
+    report.mark("kill", f"SIGKILL while checkpoint-{step} was being written; the disk is gone", monotonic(killed_s))
+    in_mid_save = report.check(
+        f"checkpoint-{step} was complete before the kill", holds=not node.has_said("saved", step)
+    )
+    figures.killed_in_mid_save = in_mid_save and figures.killed_in_mid_save is not False
+    if figures.kill_step is None:
+        figures.kill_step = step
+    return killed_s
 
-    trainer = TrainerProcess(demo.workspace, steps=STEPS, save_every=SAVE_EVERY)
-    try:
-        resumed = trainer.wait_for("resumed")
-        step = trainer.wait_for("step")
-        report.mark("resumed", f"from checkpoint-{resumed.step}; step {step.step} is done", step.at_s)
-        figures.resumed_step = resumed.step
-        figures.steps_lost = KILL_STEP - resumed.step
-        figures.seconds_lost = round(killed_s - lost.wait_for("step", resumed.step).at_s, 3)
-        figures.rto_s = round(step.at_s - killed_s, 3)
-        digest = trainer.finish()
-    finally:
-        trainer.kill()
-    report.mark("finished", f"step {STEPS}")
-    return digest
+
+def come_back(demo: Demo, lost: RentedNode, step: int, killed_s: float, number: int) -> RentedNode:
+    """Wait until another node trains again, and note what the failover cost."""
+    report, figures = demo.report, demo.report.figures
+    assert demo.job is not None
+    record = demo.job.failover(number)
+    node = node_of(demo.nodes, record["winner"])
+    resumed, first = node.wait_for("resumed"), node.wait_for("step")
+    report.mark("resumed", f"from checkpoint-{resumed.step}; step {first.step} is done", monotonic(first.at_s))
+    phases = {name: record[name] for name in ("race_s", "boot_s", "claim_s", "first_read_s")}
+    report.failovers.append(
+        {
+            "detect_s": round(record["detected_at_s"] - killed_s, 3),
+            **{name: None if value is None else round(value, 3) for name, value in phases.items()},
+            "ready_s": round(record["lost_at_s"] + record["ready_s"] - killed_s, 3),
+            "step_s": round(first.at_s - killed_s, 3),
+            "steps_lost": step - resumed.step,
+            "winner": f"{record['provider']} {record['winner']}",
+            "reaped": record["reaped"],
+        }
+    )
+    if figures.resumed_step is None:
+        trained = lost if any(line.word == "step" and line.step == resumed.step for line in lost.lines) else None
+        figures.resumed_step, figures.steps_lost = resumed.step, step - resumed.step
+        figures.seconds_lost = (
+            None if trained is None else round(killed_s - trained.wait_for("step", resumed.step).at_s, 3)
+        )
+        figures.mount_s = report.failovers[-1]["claim_s"]
+        figures.first_read_s = report.failovers[-1]["first_read_s"]
+        figures.rto_s = report.failovers[-1]["step_s"]
+        figures.bytes_fetched = fetched(demo, node)
+    return node
+
+
+def fetched(demo: Demo, node: RentedNode) -> int:
+    """Ask the node's own daemon what it has read from the store."""
+    state = next(node.home.glob("disk/spotwarp-*/state"))
+    told = spotwarp(
+        state.parent, {**demo.given, "SPOTWARP_STATE_DIR": str(state)}, "status", str(node.workspace), "--json"
+    )
+    document: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return int(document["totals"]["bytes_fetched"])
 
 
 def final_files(directory: Path) -> dict[str, str]:
@@ -172,64 +219,97 @@ def final_files(directory: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def tell(demo: Demo, nodes: list[Node]) -> None:
+def check_log(demo: Demo, log: Path) -> bool:
+    """Require of the log that each life's lines are those of the undisturbed run, one after the other, none torn."""
+    expected = (demo.base / "undisturbed" / "train.log").read_text().splitlines()
+    at = 0
+    for line in log.read_text(errors="replace").splitlines():
+        number = expected.index(line) if line in expected else -1
+        if number != at and not 0 <= number < at:
+            return False
+        at = number + 1
+    return at == len(expected)
+
+
+def tell(demo: Demo) -> None:
     report, figures = demo.report, demo.report.figures
-    expected = demo.run_undisturbed()
-    report.mark("reference", f"{STEPS} steps without SpotWarp, weights {expected[:16]}")
-    nodes.append(demo.node("A"))
-    lost, killed_s = train_until_lost(demo, nodes[-1])
-    nodes.append(demo.node("B"))
-    found = resume(demo, nodes[-1], lost, killed_s)
+    undisturbed = demo.undisturbed()
+    try:
+        job = demo.rent()
+        node = node_of(demo.nodes, job.failover(1)["winner"])
+        report.mark("write", "the trainer took its first step", monotonic(node.wait_for("step", 1).at_s))
+        for number, step in enumerate(KILL_STEPS[demo.losses], start=2):
+            killed_s = lose(demo, node, step)
+            node = come_back(demo, node, step, killed_s, number)
+        found = node.wait_for("done").rest
+        report.mark("finished", f"step {STEPS}")
+        job.finish()
+        node.stop()
+        expected = undisturbed.finish()
+    finally:
+        undisturbed.kill()
+    copied = demo.base / "copied"
+    copied.mkdir()
+    for name in (f"checkpoint-{STEPS}", "train.log"):
+        demo.spotwarp("cp", "-r", "--store", demo.store, f"{JOB}:{name}", str(copied))
     figures.bit_identical = report.check(
         f"final weights {found} differ from {expected}, or their files do",
-        holds=found == expected and final_files(demo.workspace) == final_files(demo.base / "undisturbed"),
+        holds=found == expected and final_files(copied) == final_files(demo.base / "undisturbed"),
     )
-    status = nodes[-1].status()
-    figures.bytes_fetched = status["totals"]["bytes_fetched"]
-    figures.bytes_logical = status["logical_bytes"]
-    nodes[-1].umount()
-    nodes[-1].pids = []
+    figures.log_is_prefix = report.check(
+        "train.log is not what the undisturbed run wrote, life by life", holds=check_log(demo, copied / "train.log")
+    )
+    figures.bytes_logical = logical_bytes(demo)
     figures.bytes_stored = demo.bytes_stored()
-    report.mark("umount", "everything is published")
+    left = [record.parent for record in demo.nodes.glob("*/*/record.json")]
+    report.check(f"nodes are left: {left}", holds=not left)
+    report.mark("umount", "everything is published, and every node is gone")
     report.is_complete = True
 
 
+def logical_bytes(demo: Demo) -> int:
+    """Ask the store how large the workspace is."""
+    found: dict[str, Any] = json.loads(demo.spotwarp("ls", "--store", demo.store, "--json").splitlines()[-1])
+    return next(int(line["logical_bytes"]) for line in found["workspaces"] if line["name"] == JOB)
+
+
 def show_logs(base: Path) -> None:
-    for log in sorted([*base.glob("*.log"), *base.glob("disk-*/**/*.log")]):
+    for log in sorted([*base.glob("*.log"), *base.glob("home/*.log"), *base.glob("home/state/nodes/*/*/node.log")]):
         if log.stat().st_size:
             print(f"--- {log.relative_to(base)}\n{log.read_text(errors='replace')[-3000:]}", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def all_cleaned_up(nodes: list[Node]) -> Iterator[None]:
+def all_cleaned_up(demo: Demo) -> Iterator[None]:
     """Leave nothing running or mounted, however the body ends."""
     try:
         yield
+    except (DemoFailed, OSError, subprocess.SubprocessError):
+        show_logs(demo.base)
+        raise
     finally:
-        for node in nodes:
-            node.clean_up()
+        demo.clean_up()
 
 
-def perform(base: Path, report: Report) -> None:
-    """Run the whole demo in *base*, at most DEMO_S_MAX seconds long."""
-    nodes: list[Node] = []
+def perform(base: Path, report: Report, losses: int) -> None:
+    """Run the whole demo in *base*, in limited time."""
+    limit_s = DEMO_S_MAX + LOSS_S_MAX * losses
 
     def give_up(number: int, frame: FrameType | None) -> None:
-        # Ending the daemons aborts their mounts, so that even a call that hangs in one comes back.
-        end([pid for node in nodes for pid in node.pids])
-        raise DemoFailed(f"the demo was ended by signal {number} (its limit is {DEMO_S_MAX} s)")
+        raise DemoFailed(f"the demo was ended by signal {number} (its limit is {limit_s} s)")
 
     signal.signal(signal.SIGTERM, give_up)
     signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(DEMO_S_MAX)
+    signal.alarm(limit_s)
     server_directory = base / "s3"
     server_directory.mkdir()
     try:
-        with seaweed(server_directory) as server, all_cleaned_up(nodes):
-            tell(Demo(base, report, server), nodes)
+        with seaweed(server_directory) as server:
+            demo = Demo(base, report, server, losses)
+            with all_cleaned_up(demo):
+                tell(demo)
     except (DemoFailed, OSError, subprocess.SubprocessError) as error:
         report.errors.append(str(error))
-        show_logs(base)
     finally:
         signal.alarm(0)
 
@@ -238,11 +318,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line")
     parser.add_argument("--keep", action="store_true", help="leave the demo's directory behind")
+    parser.add_argument(
+        "--preemptions", type=int, default=1, choices=sorted(KILL_STEPS), help="how often the node is lost"
+    )
     options = parser.parse_args()
     report = Report(Console())
     base = Path(tempfile.mkdtemp(prefix="spotwarp-demo-"))
     try:
-        perform(base, report)
+        perform(base, report, options.preemptions)
     except KeyboardInterrupt:
         report.errors.append("interrupted")
     finally:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo_node import DemoFailed
+from demo_rented import DemoFailed
 
 SCRIPT = Path(__file__).with_name("train_demo.py")
 WAIT_S_MAX = 60.0

@@ -144,6 +144,7 @@ class Local:
                 reliability=1.0,
                 fuse=here.fuse,
                 image_cached=True,
+                machine_id=self._next_machine(),
                 min_bid_usd_h=usd_h if market is Market.SPOT else None,
             )
             for market, usd_h in prices.items()
@@ -163,6 +164,7 @@ class Local:
             "market": launch.offer.market.value,
             "usd_h": usd_h,
             "created_at_s": self._clock.now_s(),
+            "machine_id": self._next_machine(),
         }
         try:
             # What a node prints or writes may be secret: nobody else on this machine reads it.
@@ -181,7 +183,7 @@ class Local:
         disk = str(home / "disk")
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         own = {"HOME": disk, "TMPDIR": disk, MARK: str(home)}
-        script = f"{self._boot(home)}\n{launch.script}"
+        script = f"{self._boot()}\n{launch.script}"
         lives_s = "" if launch.ends_at_s is None else str(max(1, round(launch.ends_at_s - self._clock.now_s())))
         with (home / "node.log").open("ab") as log:
             return subprocess.Popen(
@@ -190,14 +192,22 @@ class Local:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def _boot(self, home: Path) -> str:
-        """Return what this node does before its script; the count of nodes outlives the controller."""
-        if not self._machine.boots:
-            return ""
-        counted = self._base / "boots"
-        with counted.open("ab") as file:
-            number = file.tell()
-            file.write(b".")
+    def _boots(self) -> int:
+        """Return how many nodes were started here; the count outlives the controller."""
+        try:
+            return (self._base / "boots").stat().st_size
+        except OSError:
+            return 0  # none yet, or the base cannot be read, which a create then says
+
+    def _next_machine(self) -> str:
+        """Name the machine of the next node: each is on one of its own, so one that fails is no word on the others."""
+        return f"{self._name}-{self._boots() + 1}"
+
+    def _boot(self) -> str:
+        """Count a node, and return what it does before its script."""
+        number = self._boots()
+        with (self._base / "boots").open("ab") as counted:
+            counted.write(b".")
         return self._machine.boots[number] if number < len(self._machine.boots) else ""
 
     async def list_instances(self) -> Sequence[Instance]:
@@ -283,6 +293,7 @@ class Local:
             usd_h=number(record.get("usd_h")),
             gpu=self._machine.gpu,
             gpu_count=self._machine.gpu_count,
+            machine_id=text(record.get("machine_id")) or None,
             location=self._machine.location,
             created_at_s=number(record.get("created_at_s")),
         )
