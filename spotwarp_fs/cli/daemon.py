@@ -67,6 +67,8 @@ BYTES_PER_RUN = 64 << 20
 """The same for each run of blocks being fetched: 8 MiB stored and 8 MiB decoded, for a quarter of the budget."""
 MADE_ANEW = (None, "latest", "quiescent")
 """`--at` of these asks for no particular state: a workspace that is not there yet is made."""
+WATCHED_HEARTBEAT_S = 5.0
+"""On a rented node a controller counts missing heartbeats; elsewhere they are for politeness and come half as often."""
 FRAMES_MIN = 16
 RUNS_MIN = 4
 
@@ -190,6 +192,8 @@ async def _serve_workspace(
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
         workspace = _workspace(settings, cache, kv, data, in_use=in_use, form=wish.form)
+        if wish.node_intent is not None:
+            workspace.settings = replace(workspace.settings, heartbeat_s=WATCHED_HEARTBEAT_S)
         claim = Claim(
             workspace,
             scoped,

@@ -22,6 +22,7 @@ from provisioner.core.detect import (
     judge,
 )
 from provisioner.core.ports import InstanceStatus
+from spotwarp_fs.cli.daemon import WATCHED_HEARTBEAT_S
 
 RUNNING, STOPPED, GONE = InstanceStatus.RUNNING, InstanceStatus.STOPPED, InstanceStatus.GONE
 READ_EVERY_S, BEAT_EVERY_S, LIST_EVERY_S = 2.0, 5.0, 3.0
@@ -221,3 +222,9 @@ def test_claims_need_a_fresh_read_and_a_heart_that_was_seen_to_stand_still(seen:
         assert now_s - watch.read_at_s <= DetectSettings().blind_after_s
         assert watch.stale_s >= DetectSettings().confirm_stale_s
         assert verdict.race
+
+
+def test_the_limits_fit_the_pace_at_which_a_rented_node_beats() -> None:
+    settings = DetectSettings()
+    assert settings.overdue_s > WATCHED_HEARTBEAT_S, "one that comes in time is not overdue"
+    assert settings.confirm_stale_s > 2 * WATCHED_HEARTBEAT_S, "one that was lost on its way confirms nothing"
