@@ -191,9 +191,8 @@ async def _serve_workspace(
     workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at in MADE_ANEW)
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
-        workspace = _workspace(settings, cache, kv, data, in_use=in_use, form=wish.form)
-        if wish.node_intent is not None:
-            workspace.settings = replace(workspace.settings, heartbeat_s=WATCHED_HEARTBEAT_S)
+        watched = wish.node_intent is not None
+        workspace = _workspace(settings, cache, kv, data, in_use=in_use, form=wish.form, watched=watched)
         claim = Claim(
             workspace,
             scoped,
@@ -243,12 +242,21 @@ def _exit_code(drained: Drained, *, fenced: bool) -> int:
 
 
 def _workspace(
-    settings: Settings, cache: CacheDir, kv: LmdbKV, data: SparseDataFiles, *, in_use: bool = False, form: str = "fuse"
+    settings: Settings,
+    cache: CacheDir,
+    kv: LmdbKV,
+    data: SparseDataFiles,
+    *,
+    in_use: bool = False,
+    form: str = "fuse",
+    watched: bool = False,
 ) -> Workspace:
-    """Put the cache's parts together."""
+    """Put the cache's parts together; on a *watched* node a controller reads the heartbeats."""
     free_bytes, cached_bytes = disk_free_bytes(cache.path), cache.used_bytes()
     budget = cache_budget(settings, free_bytes=free_bytes, cached_bytes=cached_bytes, in_use=in_use)
     limits = engine_settings(settings, budget)
+    if watched:
+        limits = replace(limits, heartbeat_s=WATCHED_HEARTBEAT_S)
     return Workspace(
         kv,
         data,
