@@ -150,7 +150,7 @@ async def _upload_stale(
     scoped = Scoped(store, workspace_root(name, cache.workspace_id))
     kv, data = open_map(cache), SparseDataFiles(cache.state)
     try:
-        workspace = _workspace(settings, cache, kv, data, in_use=True, form=wish.form)
+        workspace = _workspace(settings, cache, kv, data, wish, in_use=True)
         done = await set_stale_aside(
             workspace, scoped, _writer(wish), workspace_id=cache.workspace_id, reason=str(foreign)
         )
@@ -191,8 +191,7 @@ async def _serve_workspace(
     workspace_id, scoped = await _open_workspace(settings, name, store, cache, create=wish.at in MADE_ANEW)
     kv, data, journal = open_map(cache), SparseDataFiles(cache.state), Journal(cache.journal_path)
     try:
-        watched = wish.node_intent is not None
-        workspace = _workspace(settings, cache, kv, data, in_use=in_use, form=wish.form, watched=watched)
+        workspace = _workspace(settings, cache, kv, data, wish, in_use=in_use)
         claim = Claim(
             workspace,
             scoped,
@@ -246,16 +245,17 @@ def _workspace(
     cache: CacheDir,
     kv: LmdbKV,
     data: SparseDataFiles,
+    wish: DaemonWish | None = None,
     *,
     in_use: bool = False,
-    form: str = "fuse",
-    watched: bool = False,
 ) -> Workspace:
-    """Put the cache's parts together; on a *watched* node a controller reads the heartbeats."""
+    """Put the cache's parts together; a reader has no *wish*."""
     free_bytes, cached_bytes = disk_free_bytes(cache.path), cache.used_bytes()
     budget = cache_budget(settings, free_bytes=free_bytes, cached_bytes=cached_bytes, in_use=in_use)
     limits = engine_settings(settings, budget)
-    if watched:
+    if wish is not None and wish.form == "directory":
+        limits = engine_settings_here(limits)
+    if wish is not None and wish.node_intent is not None:
         limits = replace(limits, heartbeat_s=WATCHED_HEARTBEAT_S)
     return Workspace(
         kv,
@@ -264,7 +264,7 @@ def _workspace(
         entropy=SystemEntropy(),
         workers=ThreadWorkers(),
         policies=settings.policies(),
-        settings=engine_settings_here(limits) if form == "directory" else limits,
+        settings=limits,
     )
 
 

@@ -144,6 +144,7 @@ def idents(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Iterator[int]
 
 
 @pytest.mark.history("L5")
+@pytest.mark.history("M-j")
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_gets_the_right_bytes(idents: tuple[Path, Iterator[int]], name: str) -> None:
     directory, numbers = idents

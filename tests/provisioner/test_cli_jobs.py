@@ -106,6 +106,7 @@ def test_a_short_job_ends_with_its_commands_code_and_a_report(desk: Desk) -> Non
     assert not [path for path in kept if SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.promise("P-14")
 @pytest.mark.timeout(300)
 def test_a_job_in_the_background_is_moved_drilled_orphaned_and_ended(desk: Desk) -> None:
     began = json.loads(desk.ok(*desk.begin("--yes", "--detach", "--json")))

@@ -43,6 +43,7 @@ def test_a_second_controller_refuses_and_says_whose_job_it_is() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.promise("P-14")
 def test_an_adopted_job_goes_on_and_the_first_controller_stops_at_once() -> None:
     async def main() -> None:
         async with world(work=Work(300)) as w, trio.open_nursery() as nursery:

@@ -16,12 +16,14 @@ FAST, ALL = 24, 300
 """Stories; each has about three failovers, so that all are about a thousand."""
 
 
+@pytest.mark.promise("P-14")
 @pytest.mark.parametrize("seed", range(FAST))
 def test_a_story_ends_with_the_command_done_and_nothing_left(seed: int) -> None:
     in_virtual_time(live, seed, seed=seed)
 
 
 @pytest.mark.slow
+@pytest.mark.promise("P-14")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(FAST, ALL))
 def test_a_thousand_failovers(seed: int) -> None:

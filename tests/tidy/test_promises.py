@@ -4,8 +4,7 @@ from tests.tidy import marks
 from tests.tidy.marks import HISTORIES, HISTORY_ROW, PROMISE_ROW, PROMISE_STATEMENT, SEMANTICS, with_tests
 from tests.tidy.sources import ROOT
 
-# P-14 is failover's; it comes with the provisioner.
-PROMISES = {f"P-{number:02}" for number in range(1, 19)} - {"P-14"}
+PROMISES = {f"P-{number:02}" for number in range(1, 19)}
 
 
 def matrix() -> dict[str, str]:
