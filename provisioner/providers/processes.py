@@ -26,18 +26,18 @@ _PROC: Final = Path("/proc")
 _MOUNT_POINT_FIELD: Final = 4
 
 
-def marked() -> Mapping[str, set[int]]:
-    """Return the living processes of this user's local nodes, by mark."""
+def marked(variable: str = MARK) -> Mapping[str, set[int]]:
+    """Return the living processes of this user that began with *variable* in their environment, by its value."""
     found: dict[str, set[int]] = {}
-    prefix = f"{MARK}=".encode()
+    prefix = f"{variable}=".encode()
     for entry in _PROC.iterdir():
         if not entry.name.isdigit():
             continue
         # Others' processes cannot be read, and any process may end while it is looked at.
         with contextlib.suppress(OSError):
-            for variable in (entry / "environ").read_bytes().split(b"\0"):
-                if variable.startswith(prefix):
-                    found.setdefault(os.fsdecode(variable[len(prefix) :]), set()).add(int(entry.name))
+            for line in (entry / "environ").read_bytes().split(b"\0"):
+                if line.startswith(prefix):
+                    found.setdefault(os.fsdecode(line[len(prefix) :]), set()).add(int(entry.name))
     return found
 
 

@@ -18,8 +18,11 @@ from pathlib import Path
 
 import trio
 
+from provisioner.providers.processes import marked
 from provisioner.simulator.market.instances import Instance
 
+MARK = "SIM_HOME"
+"""In the environment of everything that an instance runs: its directory."""
 LOOK_EVERY_S = 0.05
 WAIT_FOR_KILLED_S = 10.0
 KEPT_FROM_OUTSIDE = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -62,8 +65,9 @@ class ProcessNodes:
         self._signal(instance, signal.SIGCONT)
 
     def kill(self, instance: Instance) -> None:
-        """Send SIGKILL to the group and collect its leader."""
+        """Send SIGKILL to everything in the container and collect its leader."""
         self._signal(instance, signal.SIGKILL)
+        _kill_marked(str(self.home(instance)))
         if (process := self._running.pop(instance.key, None)) is not None:
             process.wait(timeout=WAIT_FOR_KILLED_S)
 
@@ -91,13 +95,15 @@ class ProcessNodes:
             for key, process in list(self._running.items()):
                 if (code := process.poll()) is not None:
                     _signal_group(process.pid, signal.SIGKILL)  # what the program left behind in its container
+                    _kill_marked(str(self._base / key.replace(":", "-")))
                     del self._running[key]
                     exited(key, code)
 
     def kill_all(self) -> None:
         """Kill whatever is left, once nothing can start any more."""
-        for process in self._running.values():
+        for key, process in self._running.items():
             _signal_group(process.pid, signal.SIGKILL)
+            _kill_marked(str(self._base / key.replace(":", "-")))
             process.wait(timeout=WAIT_FOR_KILLED_S)
         self._running.clear()
 
@@ -109,6 +115,7 @@ class ProcessNodes:
         own = {
             "HOME": str(home),
             "TMPDIR": str(home),
+            MARK: str(home),
             "SIM_URL": self._url,
             "SIM_PROVIDER": order.provider,
             "SIM_INSTANCE": instance.key,
@@ -132,6 +139,14 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
     # The group may be gone already: its leader was collected and nobody else was left.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
+
+
+def _kill_marked(home: str) -> None:
+    """Kill what moved to a session of its own, as daemons do, until nothing is left: a container's end takes it too."""
+    while pids := marked(MARK).get(home):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _given_by_provider(instance: Instance) -> dict[str, str]:
