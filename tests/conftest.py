@@ -1,3 +1,10 @@
 """Fixtures for every level of tests."""
 
+import signal
+
 pytest_plugins = ["tests.support.s3_server"]
+
+# A shell starts what it puts into the background with SIGINT ignored, and every process below would inherit that: the
+# tests of Ctrl-C would wait in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

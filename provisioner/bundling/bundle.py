@@ -63,8 +63,7 @@ async def make_bundle(cache: Path) -> Bundle:
 
     Raises BadWish when the packages cannot be fetched.
     """
-    name = hashlib.sha256(f"{_sources_digest()}\n{wheels.fingerprint()}\n{entry_text()}".encode()).hexdigest()[:32]
-    path = cache / f"rented-{name}.tgz"
+    path = _place(cache)
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="wheels-", dir=cache) as place:
@@ -74,6 +73,16 @@ async def make_bundle(cache: Path) -> Bundle:
         _forget_old(cache)
     path.touch()
     return Bundle(path, await trio.to_thread.run_sync(lambda: digest(path.read_bytes())))
+
+
+def made_before(cache: Path) -> bool:
+    """Tell whether `make_bundle` has nothing to fetch."""
+    return _place(cache).exists()
+
+
+def _place(cache: Path) -> Path:
+    name = hashlib.sha256(f"{_sources_digest()}\n{wheels.fingerprint()}\n{entry_text()}".encode()).hexdigest()[:32]
+    return cache / f"rented-{name}.tgz"
 
 
 def make_light_bundle(cache: Path) -> Bundle:

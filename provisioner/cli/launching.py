@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from provisioner.bundling.bundle import Bundle, make_bundle, make_light_bundle, upload_bundle
+import click
+
+from provisioner.bundling.bundle import Bundle, made_before, make_bundle, make_light_bundle, upload_bundle
 from provisioner.cli.accounts import ACCOUNTS
 from provisioner.cli.wishing import Ordered
 from provisioner.core import bootstrap
@@ -63,6 +65,8 @@ async def launch_maker(
 
 
 async def _bundle(provider: str, cache: Path) -> Bundle:
+    if provider in ACCOUNTS and not made_before(cache):
+        click.echo("making the archive that nodes run: about a minute, once for each version of SpotWarp", err=True)
     return await make_bundle(cache) if provider in ACCOUNTS else make_light_bundle(cache)
 
 

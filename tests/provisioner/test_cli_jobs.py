@@ -96,7 +96,7 @@ def test_a_short_job_ends_with_its_commands_code_and_a_report(desk: Desk) -> Non
     assert report["failovers"][0]["kind"] == "launch"
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert desk.run("failover", "--job", JOB).returncode == 7, "it has ended, and says so again"
-    assert not list((desk.home / ".spotwarp" / "nodes").glob("*/*")), "every node is gone"
+    assert not list((desk.home / ".spotwarp" / "nodes").glob("*/*/record.json")), "every node is gone"
 
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"event"')]
     assert {"OffersSeen", "CandidateMoved", "FailoverEnded"} <= {event["event"] for event in events}
@@ -142,7 +142,7 @@ def test_a_job_in_the_background_is_moved_drilled_orphaned_and_ended(desk: Desk)
     # Nobody controls it now: `down` is its controller, and ends it.
     shown = desk.ok("down", JOB)
     assert shown.startswith(f"{JOB} is down: ")
-    assert not list((desk.home / ".spotwarp" / "nodes").glob("*/*"))
+    assert not list((desk.home / ".spotwarp" / "nodes").glob("*/*/record.json"))
     assert desk.line()["state"] == "ended"
 
 

@@ -85,7 +85,7 @@ def test_ctrl_c_asks_and_does_what_it_is_told(cli: CommandLine) -> None:
     terminal.types(b"t\n")
     assert terminal.code() == 143
     assert b"run7 ended with exit code 143" in terminal.shown
-    assert not list((cli.home / ".spotwarp" / "nodes").glob("*/*")), "every node is gone"
+    assert not list((cli.home / ".spotwarp" / "nodes").glob("*/*/record.json")), "every node is gone"
 
 
 def test_whoever_does_not_say_yes_rents_nothing(cli: CommandLine) -> None:

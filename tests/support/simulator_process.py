@@ -16,14 +16,16 @@ KEYS = {"VAST_API_KEY": "vast-key-of-the-account", "RUNPOD_API_KEY": "runpod-key
 
 
 @contextmanager
-def simulator(base: Path, **settings: Any) -> Iterator[Mapping[str, str]]:
-    """Start one and give the variables that lead the commands to it."""
+def simulator(base: Path, *, scale: float = 1.0, command: str = "", **settings: Any) -> Iterator[Mapping[str, str]]:
+    """Start one, whose instances run the shell *command*, and give the variables that lead the commands to it."""
     scenario = {**CALM, **settings}
     options = [
         word for name, value in scenario.items() if name != "seed" for word in ("--set", f"{name}={json.dumps(value)}")
     ]
-    command = [sys.executable, "-m", "provisioner.simulator", "--seed", str(scenario["seed"]), "--dir", str(base)]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+    if command:
+        options += ["--exec", command]
+    start = [sys.executable, "-m", "provisioner.simulator", "--seed", str(scenario["seed"]), "--dir", str(base)]
+    with subprocess.Popen([*start, "--scale", f"{scale:g}", *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             url = json.loads(process.stdout.readline())["url"]
