@@ -26,13 +26,13 @@ from provisioner.cli.making_plan import gather, here, opened
 from provisioner.cli.one_job import with_job
 from provisioner.cli.planning import Plan
 from provisioner.cli.printing import show
-from provisioner.cli.system import SystemClock
 from provisioner.cli.wishing import Ordered, check_command, ordered
 from provisioner.core.errors import BadWish
 from provisioner.core.happenings import JobEnd
 from provisioner.core.jobs import JobSpec, encode_spec
 from provisioner.core.ports import Shelf
 from provisioner.core.rendezvous import Request, RequestKind, spec_key
+from provisioner.system import SystemClock
 from spotwarp_fs.api import LoadedSettings, print_json
 
 QUIT: Final = 130

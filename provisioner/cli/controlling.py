@@ -21,7 +21,6 @@ from provisioner.cli.asking import opened_store
 from provisioner.cli.live import Shown
 from provisioner.cli.making_plan import opened
 from provisioner.cli.planning import COMEBACKS_H
-from provisioner.cli.system import SystemClock, SystemEntropy
 from provisioner.cli.wishing import Ordered
 from provisioner.core.errors import StoreDenied, StoreUnavailable
 from provisioner.core.happenings import JobEnd
@@ -33,6 +32,7 @@ from provisioner.engine import EnginePorts, EngineSettings, Me, SharedAccount, S
 from provisioner.engine.ports import LaunchMaker
 from provisioner.ledger.store import LmdbLedger
 from provisioner.meeting import StoreShelf, StoreWorkspace
+from provisioner.system import SystemClock, SystemEntropy
 
 QUESTION: Final = (
     "\n[l]eave it running in the background, [t]ear everything down, or [c]ontinue watching? "

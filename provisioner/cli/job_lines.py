@@ -13,10 +13,10 @@ from rich.text import Text
 from provisioner.cli.asking import Alive, alive
 from provisioner.cli.facts import JobFacts, job_names, read_job
 from provisioner.cli.jobs_here import JobsHere, host_name, lives
-from provisioner.cli.system import SystemClock
 from provisioner.core.cost import Spend
 from provisioner.core.errors import LedgerCorrupt, ProvisionerError, StoreDenied, StoreUnavailable
 from provisioner.core.ports import Shelf
+from provisioner.system import SystemClock
 from spotwarp_fs.api import format_duration, printable
 
 

@@ -15,10 +15,10 @@ from provisioner.cli.accounts import Here, make_providers
 from provisioner.cli.looking import look
 from provisioner.cli.market import Found, search_all
 from provisioner.cli.planning import Plan, make_plan, traffic_of
-from provisioner.cli.system import SystemClock, SystemEntropy
 from provisioner.cli.wishing import Ordered
 from provisioner.cli.workload import Asked, Known, workload
 from provisioner.core.ports import Provider
+from provisioner.system import SystemClock, SystemEntropy
 from spotwarp_fs.api import LoadedSettings, StateFacts, Store, Unavailable, parse_duration
 
 STATES_ASKED: Final = 100

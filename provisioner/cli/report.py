@@ -31,7 +31,7 @@ def command(job: str | None, store: str | None, html_file: str | None, as_json: 
     spotwarp report run7 --html run7.html
     """
     from provisioner.cli.history import document, history
-    from provisioner.cli.system import SystemClock
+    from provisioner.system import SystemClock
     from spotwarp_fs.api import console, print_json
 
     async def work(loaded: LoadedSettings, shelf: Shelf, facts: JobFacts) -> JobFacts:

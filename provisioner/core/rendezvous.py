@@ -23,8 +23,6 @@ VERSION: Final = 1
 JOBS_PREFIX: Final = "jobs/"
 EPOCH_DIGITS: Final = 8
 HISTORY_DIGITS: Final = 6
-NODE_NOTE: Final = "node"
-"""Key of a manifest's notes that names intent and instance of the node whose session wrote it."""
 _CONTROLLER: Final = re.compile(r"/controllers/([0-9]{8})$")
 Body = TypeVar("Body", "Report", "Orders", "Controller", "Request")
 

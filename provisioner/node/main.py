@@ -9,7 +9,6 @@ import argparse
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -24,28 +23,13 @@ from provisioner.meeting import StoreShelf, StoreWorkspace
 from provisioner.node.agent import Agent, first_report
 from provisioner.node.deciding import EXIT_UNFIT
 from provisioner.node.errand import Errand, choose_place, read_errand
+from provisioner.system import SystemClock, SystemEntropy
 from spotwarp_fs import api
 
 log = logging.getLogger(__name__)
 
 WAIT_S: Final = 2.0
 T = TypeVar("T")
-
-
-class SystemClock:
-    """This node's wall clock."""
-
-    def now_s(self) -> float:
-        """Seconds since the epoch."""
-        return time.time_ns() / 1e9
-
-
-class SystemEntropy:
-    """The system's random bytes."""
-
-    def token_bytes(self, count: int) -> bytes:
-        """Return *count* random bytes."""
-        return os.urandom(count)
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> int:

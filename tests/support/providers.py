@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +21,14 @@ from provisioner.core.wishes import Wish, sift
 from provisioner.providers.local import Local, LocalMachine
 from provisioner.providers.runpod import RunPod
 from provisioner.providers.vast import Vast
+from provisioner.system import SystemClock as SystemClock
+from provisioner.system import SystemEntropy as SystemEntropy
 from tests.support import simulated
 from tests.support.simulated import GPU, KEY, until
 
 SIMULATED = ("vast-spot", "vast-on-demand", "runpod", "runpod-spot")
 SERVICES = (*SIMULATED, "local")
 SECRET = "s3cret-of-the-job"
-
-
-class SystemClock:
-    """The wall clock."""
-
-    def now_s(self) -> float:
-        return datetime.now(UTC).timestamp()
-
-
-class SystemEntropy:
-    """Real randomness."""
-
-    def token_bytes(self, count: int) -> bytes:
-        return os.urandom(count)
 
 
 @dataclass

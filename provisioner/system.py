@@ -1,4 +1,4 @@
-"""The wall clock and the system's randomness, for the commands."""
+"""The wall clock and the system's randomness, for controllers and for nodes."""
 
 from __future__ import annotations
 
