@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
@@ -251,11 +251,17 @@ class Filler:
         """Put back what writing changed, and take the mark away; the lease still keeps everybody out (blocking)."""
         # What an interrupted fill has left means that the time is its own, not that of the file.
         mtime_ns = before.st_mtime_ns if laid_out is None or not was_begun else laid_out.mtime_ns
-        if os.fstat(fd).st_mode != before.st_mode:  # set-user-id bits do not survive a write
-            os.chmod(fd, stat.S_IMODE(before.st_mode))
+        mode = os.fstat(fd).st_mode
+        lost = before.st_mode & ~mode & (stat.S_ISUID | stat.S_ISGID)
+        if lost:  # set-user-id bits do not survive a write
+            os.chmod(fd, stat.S_IMODE(mode) | lost)
         os.utime(fd, ns=(before.st_atime_ns, mtime_ns))
         leases.clear_mark(fd)
-        return Witness.of(os.fstat(fd), Seen.TRUSTED)
+        witness = Witness.of(os.fstat(fd), Seen.TRUSTED)
+        if laid_out is None:
+            return witness
+        # What somebody changed since it was laid out is for the scanner to see, which may not have come by yet.
+        return replace(witness, mode=laid_out.mode, uid=laid_out.uid, gid=laid_out.gid)
 
     async def tell(self, ino: Inode, witness: Witness) -> None:
         """Tell whoever keeps witnesses in memory."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -214,15 +214,18 @@ class Scanner:
             self._commit(Batch(steps=[step for step in steps if step is not None]))
         appeared = {found.path for found in plan.appeared}
         self._fresh |= {path for path in appeared if self._known.get(path) is not None}
-        names, readable = [], []
+        names, readable, absent = [], [], set()
         for found in (*plan.appeared, *plan.changed):
             if found.path in made or not self._stands(found.path):
                 continue
-            if stat.S_ISREG(found.status.st_mode) and self._must_read(found):
+            seen = self._look(found) if stat.S_ISREG(found.status.st_mode) else Look.CLEAN
+            if seen in (Look.WRITTEN, Look.READ):
                 readable.append(found)
-            else:
-                names.append(found)
-        await self._adopt(names, {})
+                continue
+            names.append(found)
+            if seen is Look.ABSENT:
+                absent.add(found.path)
+        await self._adopt(names, {}, absent)
         self._links = list(plan.links)
         return readable
 
@@ -230,13 +233,21 @@ class Scanner:
         """The directory above is in the map: else it vanished between the walk and a closer look."""
         return self._known.get(path.rpartition(b"/")[0]) is not None
 
-    def _must_read(self, found: Found) -> bool:
+    def _look(self, found: Found) -> Look:
         """Tell whether a file's content must be read now; else only its name and attributes are taken."""
-        match look(self._witness(found.path), found.status):
-            case Look.ABSENT | Look.CLEAN:
-                return False
-            case Look.WRITTEN | Look.READ:
-                return True
+        return look(self._witness(found.path), found.status)
+
+    def _was_filled(self, path: bytes) -> bool:
+        """Tell whether what was a placeholder is one no more; what it shows now is for another walk."""
+        witness = self._witness(path)
+        if witness is None or witness.absent:
+            return False
+        try:
+            unchanged = witness.unchanged(os.lstat(os.path.join(self._root, path)))
+        except OSError:
+            unchanged = False
+        self._needs_whole = self._needs_whole or not unchanged
+        return True
 
     def _witness(self, path: bytes) -> Witness | None:
         """What was last seen there, by the map, which knows of a file that was filled before the known tree does."""
@@ -259,8 +270,14 @@ class Scanner:
     ) -> list[Arrival]:
         return await self._ws.workers.run(Work.DISK, arrivals, self._root, found, readings)
 
-    async def _adopt(self, found: Iterable[Found], readings: Mapping[bytes, Reading]) -> None:
-        """Take entries into the map, some at a time."""
+    async def _adopt(
+        self, found: Iterable[Found], readings: Mapping[bytes, Reading], absent: Container[bytes] = ()
+    ) -> None:
+        """Take entries into the map, some at a time.
+
+        Those of *absent* were found while they were placeholders. One that was filled since is left out: the times that
+        were found may be those of the filling.
+        """
         waiting = list(found)
         for at in range(0, len(waiting), BATCH_ENTRIES):
             arrived = await self._look_at(waiting[at : at + BATCH_ENTRIES], readings)
@@ -268,7 +285,8 @@ class Scanner:
                 for arrival in arrived:
                     arrival.fresh = arrival.path in self._fresh
                     self._fresh.discard(arrival.path)
-                self._commit(Batch(arrivals=[arrival for arrival in arrived if self._stands(arrival.path)]))
+                stale = {each.path for each in arrived if each.path in absent and self._was_filled(each.path)}
+                self._commit(Batch(arrivals=[e for e in arrived if self._stands(e.path) and e.path not in stale]))
 
     async def _small(self, files: list[Found]) -> None:
         """Read small files together, and adopt them in batches; then the names that are links to files."""

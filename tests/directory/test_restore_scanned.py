@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,16 @@ import trio
 
 from spotwarp_fs.core import paths
 from spotwarp_fs.core.records import InodeRecord
+from spotwarp_fs.core.walked import Found
+from spotwarp_fs.core.witness import Seen
+from spotwarp_fs.directory.adopting import Arrival
 from spotwarp_fs.directory.known import KnownTree
+from spotwarp_fs.directory.reading import Reading
 from spotwarp_fs.directory.scanner import Scanner
 from spotwarp_fs.directory.watching import watch
 from spotwarp_fs.store.memory import MemoryStore
 from tests.directory.test_restore import EVERYTHING, published
-from tests.support.laid_out import LIMITS, MiB, Restored, all_filled, opened, publish
+from tests.support.laid_out import LIMITS, SETTINGS, MiB, Restored, all_filled, opened, publish
 from tests.support.world import Node, start
 
 BIG, TOOL = b"a/big.dat", b"b/tool"
@@ -102,3 +106,43 @@ async def test_what_is_absent_is_never_read(tmp_path: Path) -> None:
             assert (ino, record.size, record.mode & 0o777) == (before[b"big"][0], 3 * MiB, 0o600)
             assert not restored.restorer.filler.progress().waiting
         assert len(restored.restorer.filler.absent) == 1
+
+
+@pytest.mark.history("C19")
+async def test_a_file_that_is_filled_between_a_walk_and_its_adoption_keeps_its_time(tmp_path: Path) -> None:
+    """What the walk saw was the time of the filling: it must not get into the state."""
+    store, _ = await published()
+    async with opened(store, tmp_path / "w", settings=SETTINGS) as restored:
+        await restored.restorer.lay_out()
+        before, filler = records(restored), restored.restorer.filler
+        ino = before[BIG][0]
+        async with scanned(restored) as scanner:
+            await scanner.sync()
+            os.pwrite(restored.leases.descriptor(ino), b"\0", 0)  # as a filling that is under way
+            os.utime(restored.root / os.fsdecode(BIG), ns=(1, 2))
+            look_at = scanner._look_at
+
+            async def filled_meanwhile(found: list[Found], *readings: Mapping[bytes, Reading]) -> list[Arrival]:
+                if any(each.path == BIG for each in found):
+                    await filler.fill(ino)
+                return await look_at(found, *readings)
+
+            scanner._look_at = filled_meanwhile  # type: ignore[method-assign]
+            await scanner.sync()
+            assert not restored.seen(BIG) & Seen.ABSENT
+            assert records(restored)[BIG] == before[BIG]
+            assert os.stat(restored.root / os.fsdecode(BIG)).st_mtime_ns == before[BIG][1].mtime_ns
+
+
+async def test_a_mode_that_is_changed_just_before_the_filling_is_published(tmp_path: Path) -> None:
+    store, _ = await published()
+    async with opened(store, tmp_path / "w", settings=SETTINGS) as restored:
+        await restored.restorer.lay_out()
+        before, place = records(restored), restored.root / os.fsdecode(BIG)
+        os.chmod(place, 0o604)
+        await restored.restorer.filler.fill(before[BIG][0])
+        async with scanned(restored) as scanner:
+            await scanner.sync()
+            assert os.stat(place).st_mode & 0o777 == 0o604
+            record = before[BIG][1]
+            assert records(restored)[BIG][1] == replace(record, mode=record.mode & ~0o777 | 0o604)
