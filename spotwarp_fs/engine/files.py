@@ -136,9 +136,11 @@ class Files:
         """Delete what an inode that is gone has left."""
         self._blocks.remove_data(ino)
 
-    def made(self, ino: Inode) -> None:
-        """The block map of a new inode is whole."""
+    def made(self, ino: Inode, mark: Mark | None = None) -> None:
+        """The block map of a new inode is whole; *mark* is what the map says of its being written."""
         self._maps.is_whole(ino)
+        if mark is not None:
+            self._marks[ino] = mark
 
     async def load_map(self, ino: Inode) -> None:
         """Return when the block map of *ino* is whole, or the inode gone."""

@@ -6,13 +6,15 @@ reply). What happens to bytes is in `files.py` and `blocks.py`, what names mean 
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Iterator
 
-from spotwarp_fs.core import namespace, paths, xattrs
+from spotwarp_fs.core import inflight, namespace, paths, xattrs
 from spotwarp_fs.core.attributes import set_attributes
 from spotwarp_fs.core.border import Border
 from spotwarp_fs.core.changes import Recorder
+from spotwarp_fs.core.inflight import Mark
 from spotwarp_fs.core.records import NodeTable, entry_key, ino_key, inode_key
 from spotwarp_fs.core.rename import rename
 from spotwarp_fs.core.requests import Actor, AttributeChange, DirectoryItem, FilesystemFigures, Handle, Node
@@ -60,8 +62,12 @@ class Filesystem:
             return set_attributes(recorder, ino, change, self._ws.wall.now_ns())
 
     async def create(self, parent: Inode, name: bytes, mode: int, flags: int, actor: Actor) -> tuple[Handle, Node]:
-        """Make a regular file and open it."""
-        node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), actor)
+        """Make a regular file and open it; one that is open for writing is in flight until it is released.
+
+        Its first write may be behind the next cut, and an empty file is not what the program makes (P-05).
+        """
+        mark = inflight.on_write(None, self._ws.wall.now_ns()) if flags & os.O_ACCMODE != os.O_RDONLY else None
+        node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), actor, mark=mark)
         return self._files.opened(node.ino, flags), node
 
     async def mknod(self, parent: Inode, name: bytes, mode: int, rdev: int, actor: Actor) -> Node:
@@ -76,7 +82,17 @@ class Filesystem:
         """Make a symbolic link."""
         return self._make(parent, name, stat.S_IFLNK | 0o777, actor, target=target)
 
-    def _make(self, parent: Inode, name: bytes, mode: int, actor: Actor, *, rdev: int = 0, target: bytes = b"") -> Node:
+    def _make(
+        self,
+        parent: Inode,
+        name: bytes,
+        mode: int,
+        actor: Actor,
+        *,
+        rdev: int = 0,
+        target: bytes = b"",
+        mark: Mark | None = None,
+    ) -> Node:
         ws = self._ws
         ws.check_writable()
         ino = ws.new_inode()
@@ -86,8 +102,10 @@ class Filesystem:
             )
             if stat.S_ISREG(node.record.mode):
                 recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
+            if mark is not None:
+                recorder.put_local(ino_key(NodeTable.IN_FLIGHT, ino), mark.encode())
             self._border(recorder).made(parent, name, ino)
-        self._files.made(ino)
+        self._files.made(ino, mark)
         return node
 
     def _border(self, recorder: Recorder) -> Border:

@@ -72,6 +72,7 @@ class Trainer:
         for file in FILES:
             data = content(step, file)
             handle, _ = await filesystem.create(directory.ino, file.encode(), 0o644, os.O_WRONLY, ACTOR)
+            await self._pause()
             for at in range(0, len(data), 30_000):
                 await filesystem.write(handle, at, data[at : at + 30_000])
                 await self._pause()
