@@ -271,15 +271,19 @@ class _Step:
         if reading is None or reading.outcome in COUNTED:
             if reading is not None:
                 self._content(ino, reading)
-                self._marks[ino] = None
+                self._mark(ino, written=reading.written)
             self._attributes(ino, arrival, seen=reading.seen if reading is not None else None)
             return
         # The attributes stay those of the content that the map has, and the next walk finds the file again.
-        self._marks[ino] = Mark(since_ns=self._now_ns)
-        if not self._session.files.is_marked(ino):
-            self._recorder.touch(inode_key(ino))  # the next manifest has to say so, though nothing else changed
+        self._mark(ino, written=True)
         before = self._witness(ino)
         self._see(arrival.path, ino, (before or Witness.of(arrival.status)).with_seen(Seen.NOTHING))
+
+    def _mark(self, ino: Inode, *, written: bool) -> None:
+        """Say whether it is being written: the directory around it may have to be whole, whatever its own name says."""
+        self._marks[ino] = Mark(since_ns=self._now_ns) if written else None
+        if written and not self._session.files.is_marked(ino):
+            self._recorder.touch(inode_key(ino))  # the next manifest has to say so, though nothing else changed
 
     def _content(self, ino: Inode, reading: Reading) -> None:
         recorder = self._recorder

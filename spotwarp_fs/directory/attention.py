@@ -17,6 +17,7 @@ REREAD_SHARE: Final = 10
 REREAD_S: Final = 60.0
 """A file that is open for writing and shows no change is read again this much later: a mapping shows nothing (M11)."""
 SHOWN_MAX: Final = 20
+_IN_VAIN: Final = (Outcome.UNSETTLED, Outcome.FAILED)
 
 
 class Attention:
@@ -45,7 +46,7 @@ class Attention:
         return self._tries.get(path, 0)
 
     def in_flight(self, path: bytes) -> bool:
-        """An atomic file that was being written when it was last looked at."""
+        """A file that must be whole, itself or with its directory, and was not when it was last looked at."""
         return path in self._in_flight
 
     def is_due(self, path: bytes, now_s: float, *, unchanged: bool) -> bool:
@@ -64,16 +65,16 @@ class Attention:
         self._again_s = dict.fromkeys(self._again_s, 0.0)
         self._not_before_s.clear()
 
-    def read(self, path: bytes, reading: Reading, now_s: float, took_s: float, *, young: bool, atomic: bool) -> None:
-        """A read has ended."""
+    def read(self, path: bytes, reading: Reading, now_s: float, took_s: float, *, young: bool, whole: bool) -> None:
+        """A read has ended. *whole*: the file must be whole, or its directory."""
         for noted in (self._in_flight, self._fuzzy):
             noted.discard(path)
         self._again_s.pop(path, None)
         self._not_before_s.pop(path, None)
         outcome = reading.outcome
-        if outcome is Outcome.IN_FLIGHT or (atomic and outcome is Outcome.UNSETTLED):
+        if outcome is Outcome.IN_FLIGHT or (whole and (reading.written or outcome in _IN_VAIN)):
             self._in_flight.add(path)
-        if outcome in (Outcome.UNSETTLED, Outcome.FAILED):
+        if outcome in _IN_VAIN:
             self._tries[path] = self._tries.get(path, 0) + 1
         else:
             self._tries.pop(path, None)
@@ -82,7 +83,8 @@ class Attention:
         if not reading.seen & Seen.TRUSTED and outcome is not Outcome.IN_FLIGHT:
             self._not_before_s[path] = now_s + REREAD_SHARE * took_s
             pause_s = max(self._interval_s, REREAD_SHARE * took_s)
-            self._again_s[path] = now_s + (pause_s if young else max(pause_s, REREAD_S))
+            if path not in self._in_flight:  # else it is looked at with every scan: its close changes nothing
+                self._again_s[path] = now_s + (pause_s if young else max(pause_s, REREAD_S))
 
     def forget(self, path: bytes) -> None:
         """The path is gone."""

@@ -50,7 +50,7 @@ class Outcome(Enum):
     UNSETTLED = "unsettled"
     """It changed meanwhile."""
     IN_FLIGHT = "in flight"
-    """An atomic file that somebody is writing: not read."""
+    """An atomic file that somebody is writing, or one of a checkpoint that is read later: not read."""
     ABSENT = "absent"
     """A placeholder."""
     GONE = "gone"
@@ -72,6 +72,8 @@ class Reading:
     seen: Seen = Seen.NOTHING
     changed: dict[BlockIndex, Offer | None] = field(default_factory=dict)
     reason: str = ""
+    written: bool = False
+    """Somebody had it open for writing, as far as can be told: what was read may be the beginning of more."""
 
     @property
     def offers(self) -> list[Offer]:
@@ -169,9 +171,10 @@ class FileReader:
         """Read a file that somebody has open for writing, or on a filesystem without leases."""
         now_ns = self._ws.wall.now_ns()
         status = os.fstat(fd)
-        if atomic and (refused or now_ns - status.st_ctime_ns < QUIET_NS):
+        written = refused or now_ns - status.st_ctime_ns < QUIET_NS
+        if atomic and written:
             return Reading(Outcome.IN_FLIGHT, status)
-        reading = Reading(Outcome.UNSETTLED, status, reason="it changes while it is read")
+        reading = Reading(Outcome.UNSETTLED, status, reason="it changes while it is read", written=written)
         names = await self._blocks(fd, known, status.st_size, reading.changed)
         after = os.fstat(fd)
         if _same(status, after) and now_ns - status.st_ctime_ns >= QUIET_NS:

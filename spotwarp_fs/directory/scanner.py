@@ -151,6 +151,7 @@ class Scanner:
             if plan.needs_complete_walk or plan.removals:
                 self._check_ours()
             readable = [found for found in await self._names(plan) if self._is_due(found)]
+            await self._hold(readable)
             await self._small([found for found in readable if found.status.st_size <= SMALL_BYTES])
             for found in readable:
                 if found.status.st_size > SMALL_BYTES:
@@ -261,9 +262,7 @@ class Scanner:
     def _is_due(self, found: Found) -> bool:
         if found.path in self._reading:
             return False
-        witness = self._witness(found.path)
-        unchanged = witness is not None and witness.unchanged(found.status)
-        return self._attention.is_due(found.path, trio.current_time(), unchanged=unchanged)
+        return self._attention.is_due(found.path, trio.current_time(), unchanged=not self._has_changed(found))
 
     async def _look_at(
         self, found: list[Found], readings: Mapping[bytes, Reading] = MappingProxyType({})
@@ -287,6 +286,24 @@ class Scanner:
                     self._fresh.discard(arrival.path)
                 stale = {each.path for each in arrived if each.path in absent and self._was_filled(each.path)}
                 self._commit(Batch(arrivals=[e for e in arrived if self._stands(e.path) and e.path not in stale]))
+
+    async def _hold(self, files: list[Found]) -> None:
+        """What is to be read of a checkpoint holds its directory, if it does not come into the map in one step."""
+        if sum(found.status.st_size for found in files) <= SMALL_BYTES and len(files) <= BATCH_ENTRIES:
+            return
+        held = [found for found in files if self._must_be_whole(found.path) and self._has_changed(found)]
+        await self._adopt(held, {found.path: Reading(Outcome.IN_FLIGHT, found.status) for found in held})
+
+    def _has_changed(self, found: Found) -> bool:
+        """Tell whether its `stat` is another one; else it is read once more for safety."""
+        witness = self._witness(found.path)
+        return witness is None or not witness.unchanged(found.status)
+
+    def _must_be_whole(self, path: bytes) -> bool:
+        """Tell whether a file is of a checkpoint: half of it must not be taken for all."""
+        *above, name = path.split(b"/")
+        policies = self._ws.policies
+        return policies.is_atomic(name) or any(map(policies.is_atomic_dir, above))
 
     async def _small(self, files: list[Found]) -> None:
         """Read small files together, and adopt them in batches; then the names that are links to files."""
@@ -359,7 +376,8 @@ class Scanner:
             reading = Reading(Outcome.FAILED, found.status, reason=str(error))
         now_s = trio.current_time()
         young = self._ws.wall.now_ns() - reading.status.st_ctime_ns < 2 * self._interval_s * 1e9
-        self._attention.read(path, reading, now_s, now_s - begun_s, young=young, atomic=atomic)
+        whole = self._must_be_whole(path)
+        self._attention.read(path, reading, now_s, now_s - begun_s, young=young, whole=whole)
         return reading
 
     async def _finish(self, files: list[Found], readings: dict[bytes, Reading]) -> None:
@@ -377,7 +395,8 @@ class Scanner:
             self._attention.show(self.figures)
 
     def _goes_in(self, path: bytes, reading: Reading) -> bool:
-        return reading.outcome in COUNTED or self._attention.in_flight(path)
+        failed = reading.outcome is Outcome.FAILED and self._must_be_whole(path)
+        return reading.outcome in COUNTED or failed or self._attention.in_flight(path)
 
     def _tell(self, path: bytes, reading: Reading) -> None:
         if reading.outcome is Outcome.FAILED:

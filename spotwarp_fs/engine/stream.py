@@ -125,7 +125,8 @@ class Streamer:
         if self._ws.fenced is not None:
             raise self._ws.fenced
         unchanged = self._ws.oldest_unpublished_s is None and self.cutting_since_s is None
-        if unchanged and self.head.manifest.barrier and not (self.all_complete and self.head.manifest.in_flight):
+        # What the head lists as in flight may have ended since without a change: a close is none.
+        if unchanged and self.head.manifest.barrier and not self.head.manifest.in_flight:
             return self.head.manifest.number
         barrier = Barrier()
         self._barriers.append(barrier)
@@ -180,9 +181,9 @@ class Streamer:
             due = self._due_s()
             if due is not None and now >= due and not self._better_wait(now):
                 return
-            if ws.released.is_set() and now >= self._judge_again_s:
+            if ws.released.is_set() and now >= self._may_judge_s():
                 ws.released = trio.Event()
-                if self._quiet_moment(now):
+                if self._quiet_moment():
                     return
             slow = self._last_took_s > ws.settings.interval_s
             ws.heed_releases = slow or not self.head.manifest.quiescent
@@ -194,7 +195,7 @@ class Streamer:
             async with trio.open_nursery() as nursery:
 
                 async def released() -> None:
-                    await trio.sleep_until(self._judge_again_s)
+                    await trio.sleep_until(self._may_judge_s())
                     await self._ws.released.wait()
                     nursery.cancel_scope.cancel()
 
@@ -218,12 +219,13 @@ class Streamer:
             return False
         return now < self._judge_again_s or not self._judge_live().quiescent
 
-    def _quiet_moment(self, now: float) -> bool:
-        """The last thing in flight just ended: a cut now is worth most."""
-        if self._ws.oldest_unpublished_s is None or now - self._last_begun_s < QUIESCENT_GAP_S:
-            return False
-        head = self.head.manifest
-        return not head.quiescent and self._judge_live().quiescent
+    def _may_judge_s(self) -> float:
+        """Since when a release is worth a look: judging costs, and so does a cut."""
+        return max(self._judge_again_s, self._last_begun_s + QUIESCENT_GAP_S)
+
+    def _quiet_moment(self) -> bool:
+        """The last thing in flight just ended: a cut now is worth most, also if nothing else has changed."""
+        return not self.head.manifest.quiescent and self._judge_live().quiescent
 
     def _judge_live(self) -> InFlight:
         begun_s = trio.current_time()

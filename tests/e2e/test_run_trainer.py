@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_trainer import SAVE_EVERY, STEPS, command, final_files, train, workspace
+from tests.support.daemon import Node
 from tests.support.mounts import needs_fuse
-from tests.support.running import Runs
+from tests.support.running import Runs, lose_often
 from tests.support.running import runs as runs
 
 pytestmark = needs_fuse
@@ -66,24 +66,15 @@ def test_a_run_that_loses_its_node_at_random_times_ends_with_the_same_bits(
     long = [word if word != str(STEPS) else str(LONG) for word in command(undisturbed)]
     expected = subprocess.run(long, capture_output=True, text=True, timeout=600, check=True).stdout.splitlines()
     line = ("sh", "-c", f'mkdir -p "$SPOTWARP_WORKSPACE/data" && cp -n {text} "$SPOTWARP_WORKSPACE/data/" && exec "$@"')
-    resumed = []
-    for life in range(LIVES + 1):
-        node = runs.node()
-        there = [word.replace(str(undisturbed), str(node.root)) for word in long]
-        run = runs.start(node, *line, "sh", *there, flags=("--takeover", "--mode", form))
-        if life < LIVES:
-            run.until("step ")
-            time.sleep(rng.random() * 3)
-            if run.process.poll() is None:
-                run.lose()
-                node.lose()
-                continue
-        assert run.ended() == 0, run.story()
-        resumed.append(run.output.splitlines()[0])
-        break
-    assert run.output.splitlines()[-1] == expected[-1]
+
+    def there(node: Node) -> list[str]:
+        return [*line, "sh", *(word.replace(str(undisturbed), str(node.root)) for word in long)]
+
+    run = lose_often(runs, there, flags=("--mode", form), lives=LIVES, rng=rng)
     copied = tmp_path / "copied"
     copied.mkdir()
+    assert run.output.splitlines()[-1] == expected[-1]
+    node = run.node
     assert node.run("cp", "-r", "--store", node.store, f"work:checkpoint-{LONG}", str(copied)).returncode == 0
     last = {path.name: path.read_bytes() for path in (undisturbed / f"checkpoint-{LONG}").iterdir()}
     assert {path.name: path.read_bytes() for path in (copied / f"checkpoint-{LONG}").iterdir()} == last

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +112,28 @@ class Runs:
             if run.process.poll() is None:
                 run.lose()
         self.fleet.close()
+
+
+def lose_often(
+    runs: Runs, line: Callable[[Node], Sequence[str]], *, flags: tuple[str, ...], lives: int, rng: random.Random
+) -> Run:
+    """Run *line* on a fresh node each time and lose the node at a random time, *lives* times; gives the last run.
+
+    That one has ended well. A node is not lost before the command's first step, or nothing would ever be done.
+    """
+    for _ in range(lives):
+        node = runs.node()
+        run = runs.start(node, *line(node), flags=("--takeover", *flags)).until("step ")
+        time.sleep(rng.random() * 3)
+        if run.process.poll() is not None:
+            break
+        run.lose()
+        node.lose()
+    else:
+        node = runs.node()
+        run = runs.start(node, *line(node), flags=("--takeover", *flags))
+    assert run.ended() == 0, run.story()
+    return run
 
 
 def stored(node: Node, path: str) -> str:
