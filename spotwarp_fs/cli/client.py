@@ -135,8 +135,13 @@ def remote_error(error: Mapping[str, Any]) -> SpotwarpError:
     return rebuilt
 
 
-def state_directory() -> Path:
-    """Return the state directory without reading all settings: `umount` must work beside a broken configuration."""
+def state_directory(given: str | None = None) -> Path:
+    """Return the state directory, *given* on the command line or as the settings say.
+
+    Not all settings are needed for it: `umount` must work beside a broken configuration.
+    """
+    if given is not None:
+        return Path(given)
     from spotwarp_fs.cli.sources import load_settings
 
     try:

@@ -48,6 +48,13 @@ def mountpoint_argument(command: Command) -> Command:
     return click.argument("mountpoint", required=False, type=click.Path())(command)
 
 
+def state_dir_option(command: Command) -> Command:
+    """Add `--state-dir` for commands that look for a workspace of this machine."""
+    return click.option(
+        "--state-dir", metavar="DIR", type=click.Path(resolve_path=True), help="As `start` or `run` got it."
+    )(command)
+
+
 def settings_for(**flags: Any) -> LoadedSettings:
     """Load the settings with what the command line gave; `__` in a name stands for a dot."""
     from spotwarp_fs.cli.sources import load_settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spotwarp_fs.cli import output
-from spotwarp_fs.cli.options import json_option, mountpoint_argument
+from spotwarp_fs.cli.options import json_option, mountpoint_argument, state_dir_option
 from spotwarp_fs.core.units import parse_duration
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @mountpoint_argument
 @click.option("--watch", is_flag=True, help="Keep showing it, until Ctrl-C; with --json, one document per line.")
 @click.option("--every", metavar="TIME", default="1s", show_default=True, help="Pause between two looks of --watch.")
+@state_dir_option
 @json_option
-def command(mountpoint: str | None, watch: bool, every: str, as_json: bool) -> None:
+def command(mountpoint: str | None, watch: bool, every: str, state_dir: str | None, as_json: bool) -> None:
     """Show what would survive the loss of this node now, and what would not.
 
     MOUNTPOINT may be left out inside a workspace, or when only one is mounted.
@@ -36,7 +37,7 @@ def command(mountpoint: str | None, watch: bool, every: str, as_json: bool) -> N
     """
     from spotwarp_fs.cli import client
 
-    record = client.find_mount(client.state_directory(), mountpoint)
+    record = client.find_mount(client.state_directory(state_dir), mountpoint)
     if watch:
         _watch(record, parse_duration(every), as_json=as_json)
     elif as_json:

@@ -7,7 +7,7 @@ import threading
 import click
 
 from spotwarp_fs.cli import output
-from spotwarp_fs.cli.options import json_option, mountpoint_argument
+from spotwarp_fs.cli.options import json_option, mountpoint_argument, state_dir_option
 from spotwarp_fs.core.units import parse_duration
 
 FLUSH_S = 30.0
@@ -16,8 +16,9 @@ FLUSH_S = 30.0
 @click.command("sync")
 @mountpoint_argument
 @click.option("--timeout", metavar="TIME", default="1h", show_default=True, help="Fail if it takes longer.")
+@state_dir_option
 @json_option
-def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
+def command(mountpoint: str | None, timeout: str, state_dir: str | None, as_json: bool) -> None:
     """Return when everything written before this call is in the store, and print the manifest's number.
 
     A takeover on another node serves that state or a later one. MOUNTPOINT may be left out inside a workspace, or when
@@ -25,7 +26,7 @@ def command(mountpoint: str | None, timeout: str, as_json: bool) -> None:
     """
     from spotwarp_fs.cli import client
 
-    record = client.find_mount(client.state_directory(), mountpoint)
+    record = client.find_mount(client.state_directory(state_dir), mountpoint)
     arguments = {"timeout_s": parse_duration(timeout)}
     flush(record.mountpoint)
     with output.progress_bar("publishing", shown=not as_json) as report:

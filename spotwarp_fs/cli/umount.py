@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spotwarp_fs.cli import output
-from spotwarp_fs.cli.options import json_option, settings_for
+from spotwarp_fs.cli.options import json_option, settings_for, state_dir_option
 from spotwarp_fs.core.errors import ExitCode, UserError
 from spotwarp_fs.core.units import format_size, parse_duration
 
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
 @click.argument("mountpoint", type=click.Path())
 @click.option("--timeout", metavar="TIME", help="Give up publishing after this long. [setting drain_timeout]")
 @click.option("--force", is_flag=True, help="Unmount also while programs use it; they are left with a dead mount.")
+@state_dir_option
 @json_option
-def command(mountpoint: str, timeout: str | None, force: bool, as_json: bool) -> int:
+def command(mountpoint: str, timeout: str | None, force: bool, state_dir: str | None, as_json: bool) -> int:
     """Publish what is left, then unmount MOUNTPOINT.
 
     Programs may write until the drain ends. If something could not be saved in time, the exit code is 13 and the cache
     is kept: mount again on this node and publishing goes on. If another writer took the workspace over, it is 12, and
     what was not published is salvage (`spotwarp salvage`). A mount whose daemon is dead is cleaned away.
     """
-    return end(mountpoint, timeout=timeout, force=force, as_json=as_json)
+    return end(mountpoint, timeout=timeout, force=force, state_dir=state_dir, as_json=as_json)
 
 
-def end(mountpoint: str | None, *, timeout: str | None, force: bool, as_json: bool) -> int:
+def end(mountpoint: str | None, *, timeout: str | None, force: bool, state_dir: str | None, as_json: bool) -> int:
     """Drain a workspace of either form and say how that went; returns the exit code."""
     from spotwarp_fs.cli import client, wiring
 
-    record = client.find_mount(client.state_directory(), mountpoint)
+    place = client.state_directory(state_dir)
+    record = client.find_mount(place, mountpoint)
     if timeout is not None:
         timeout_s = parse_duration(timeout)
     else:
         timeout_s = _drain_timeout_s()
     with output.progress_bar("publishing", shown=not as_json) as report:
-        done = wiring.umount(record, timeout_s=timeout_s, force=force, on_progress=report)
+        done = wiring.umount(record, place, timeout_s=timeout_s, force=force, on_progress=report)
     if as_json:
         output.print_json({**asdict(done), "ok": done.saved})
     else:

@@ -39,7 +39,13 @@ def mount(loaded: LoadedSettings, wish: MountWish, announce: Callable[[MountRepo
 
 
 def umount(
-    record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress, complete: bool = False
+    record: MountRecord,
+    state_dir: Path,
+    *,
+    timeout_s: float,
+    force: bool,
+    on_progress: Progress,
+    complete: bool = False,
 ) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept.
 
@@ -47,7 +53,9 @@ def umount(
     """
     from spotwarp_fs.cli import wiring_mount
 
-    return wiring_mount.umount(record, timeout_s=timeout_s, force=force, on_progress=on_progress, complete=complete)
+    return wiring_mount.umount(
+        record, state_dir, timeout_s=timeout_s, force=force, on_progress=on_progress, complete=complete
+    )
 
 
 def list_workspaces(loaded: LoadedSettings) -> Iterator[WorkspaceLine]:

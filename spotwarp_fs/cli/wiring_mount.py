@@ -210,7 +210,13 @@ def _joined(record: MountRecord) -> Ready:
 
 
 def umount(
-    record: MountRecord, *, timeout_s: float, force: bool, on_progress: Progress, complete: bool = False
+    record: MountRecord,
+    state_dir: Path,
+    *,
+    timeout_s: float,
+    force: bool,
+    on_progress: Progress,
+    complete: bool = False,
 ) -> UmountReport:
     """Drain and unmount; a mount whose daemon and supervisor are dead is cleaned away, its cache kept.
 
@@ -219,7 +225,6 @@ def umount(
     from spotwarp_fs.cli import client
     from spotwarp_fs.cli.reports import UmountReport
 
-    state_dir = client.state_directory()
     if not is_alive(record.daemon_pid) and not is_alive(record.supervisor_pid):
         clean_away(record, state_dir)
         saved = (Path(record.cache_dir) / "state" / "released").exists()

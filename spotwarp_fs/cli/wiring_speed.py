@@ -86,7 +86,7 @@ def trial_workspace(place: Path) -> Iterator[Path]:
         yield root
     finally:
         try:
-            wiring_mount.umount(record, timeout_s=DRAIN_S, force=True, on_progress=lambda values: None)
+            wiring_mount.umount(record, state, timeout_s=DRAIN_S, force=True, on_progress=lambda values: None)
         except SpotwarpError:
             for pid in (record.supervisor_pid, record.daemon_pid):
                 with suppress(ProcessLookupError):

@@ -297,3 +297,13 @@ def test_a_directory_survives_being_copied_with_its_spotwarp_directory(fleet: Fl
     with pytest.raises(RefusedToMount) as refused:
         copy.start_supervised("--takeover")
     assert refused.value.code == ExitCode.WOULD_WIPE
+
+
+def test_a_state_directory_that_was_named_to_start_is_named_to_the_others(fleet: Fleet, tmp_path: Path) -> None:
+    node = fleet.node(form="directory")
+    there = ["--state-dir", str(tmp_path / "there")]
+    node.start_supervised(*there)
+    assert node.run("status", str(node.root)).returncode != 0, "it is not among those of the default place"
+    for command in ("status", "sync", "stop"):
+        done = node.run(command, str(node.root), *there)
+        assert done.returncode == 0, (command, done.stderr)

@@ -61,5 +61,7 @@ class DirectoryForm(DaemonForm):
         """Scan once more, drain and end the daemon; the directory stays."""
         from spotwarp_fs.cli import wiring
 
-        record = self.record()
-        return wiring.umount(record, timeout_s=timeout_s, force=True, on_progress=on_progress, complete=complete)
+        return wiring.umount(
+            self.record(), self._loaded.settings.state_dir, timeout_s=timeout_s, force=True, on_progress=on_progress,
+            complete=complete,
+        )  # fmt: skip

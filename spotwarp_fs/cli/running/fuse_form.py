@@ -53,5 +53,7 @@ class FuseForm(DaemonForm):
         """Drain and unmount; programs that keep files open meet a dead mount."""
         from spotwarp_fs.cli import wiring
 
-        record = self.record()
-        return wiring.umount(record, timeout_s=timeout_s, force=True, on_progress=on_progress, complete=complete)
+        return wiring.umount(
+            self.record(), self._loaded.settings.state_dir, timeout_s=timeout_s, force=True, on_progress=on_progress,
+            complete=complete,
+        )  # fmt: skip
