@@ -86,7 +86,8 @@ def _head(found: api.HeadFacts) -> WorkspaceHead:
         writer_epoch=found.writer_epoch,
         created_at_s=found.created_s,
         intent=found.node.get("intent"),
-        instance_id=found.node.get("instance"),
+        # A node whose provider does not tell it its own id leaves it empty.
+        instance_id=found.node.get("instance") or None,
         quiescent=found.quiescent,
         logical_bytes=found.logical_bytes,
         files=found.files,

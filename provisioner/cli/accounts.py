@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from provisioner.cli.plugged import plugged, plugged_names
 from provisioner.core.errors import BadWish, ProviderDenied
 from provisioner.core.gpus import Gpu, gpu_of
 from provisioner.core.ports import Clock, Entropy, Provider
 from provisioner.providers import runpod, vast
 from provisioner.providers.local import NO_GPU, Local, LocalMachine
+from provisioner.providers.plugin import Place
 from provisioner.providers.runpod import RunPod
 from provisioner.providers.vast import Vast
 
@@ -111,6 +113,8 @@ def _make(name: str, here: Here) -> Provider:
             raise BadWish(f"{account.url_variable}={url}: write http://HOST:PORT or https://HOST")
         key = account_key(name, here.environ, here.home)
         return Vast(key, base_url=url) if name == "vast" else RunPod(key, base_url=url)
+    if (plugin := plugged(name)) is not None:
+        return plugin.make(Place(here.environ, here.state_dir / "providers" / name, here.clock, here.entropy))
     base = here.state_dir / "nodes" / name
     return Local(base, clock=here.clock, entropy=here.entropy, name=name, machine=_machine(name, here.environ))
 
@@ -125,20 +129,32 @@ def _machine(name: str, environ: Mapping[str, str]) -> LocalMachine:
         raise BadWish(f"{LOCAL_VARIABLE} is not what {name} can be made of: {error}") from error
 
 
+def is_here(name: str) -> bool:
+    """Tell whether the nodes of a provider are processes on this machine, for which nothing is paid."""
+    if name in ACCOUNTS:
+        return False
+    plugin = plugged(name)
+    return plugin is None or plugin.rents_this_machine
+
+
 def all_local(names: Iterable[str]) -> bool:
     """Tell whether nothing of *names* is paid for."""
-    return all(name not in ACCOUNTS for name in names)
+    return all(is_here(name) for name in names)
 
 
 def with_keys(here: Here) -> tuple[str, ...]:
     """Name the providers that can be asked from here: accounts with a key, and local ones that have had a node."""
-    found = []
+    found: list[str] = []
     for name in ACCOUNTS:
         try:
             account_key(name, here.environ, here.home)
         except ProviderDenied:
             continue
         found.append(name)
+    for name in plugged_names():
+        plugin = plugged(name)
+        if plugin is not None and plugin.key_variable is not None and here.environ.get(plugin.key_variable):
+            found.append(name)
     nodes = here.state_dir / "nodes"
     local = sorted(path.name for path in nodes.iterdir() if path.is_dir()) if nodes.is_dir() else []
     return (*found, *local)

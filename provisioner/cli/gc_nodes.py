@@ -53,11 +53,15 @@ async def _collect(loaded: LoadedSettings, providers: str | None) -> Collected:
     from provisioner.cli.accounts import make_providers, with_keys
     from provisioner.cli.asking import opened_store
     from provisioner.cli.making_plan import here, opened
+    from provisioner.cli.plugged import plugged_names
     from provisioner.engine.collecting import gc_nodes
     from provisioner.ledger.store import LmdbLedger
 
     place = here(loaded)
-    names = parsing.providers("--providers", providers) if providers else with_keys(place)
+    if providers:
+        names = parsing.providers("--providers", providers, plugged=plugged_names())
+    else:
+        names = with_keys(place)
     if not names:
         raise Stopped("no account's key is here, and no local node: name the providers with --providers", 3)
     ledger = LmdbLedger(loaded.settings.state_dir / "ledger")

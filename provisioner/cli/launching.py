@@ -13,7 +13,8 @@ from typing import Final
 import click
 
 from provisioner.bundling.bundle import Bundle, made_before, make_bundle, make_light_bundle, upload_bundle
-from provisioner.cli.accounts import ACCOUNTS
+from provisioner.cli.accounts import is_here
+from provisioner.cli.plugged import plugged
 from provisioner.cli.wishing import Ordered
 from provisioner.core import bootstrap
 from provisioner.core.bootstrap import Bootstrap, SelfDestruct
@@ -24,7 +25,7 @@ from provisioner.core.offers import Market, Offer
 from provisioner.core.ports import Launch, Provider
 from provisioner.engine.ports import LaunchMaker
 from provisioner.meeting import StoreShelf
-from provisioner.node.errand import GIVE
+from provisioner.node.errand import GIVE, PLUGGED_VARIABLES
 from spotwarp_fs.api import NodeSettings, SpotwarpError, node_settings
 
 LINK_S: Final = 3600
@@ -56,7 +57,9 @@ async def launch_maker(
             image=current.image,
             disk_gb=current.wish.disk_gb,
             script=script,
-            environment=environment(told, order.environment, {**extra, "SPOTWARP_BUNDLE_URL": url}),
+            environment=environment(
+                told, order.environment, {**extra, **_providers_variables(intent.provider), "SPOTWARP_BUNDLE_URL": url}
+            ),
             image_login=order.image_login.told_to(intent.provider) if order.image_login else None,
             bid_usd_h=intent.compute_usd_h if intent.market is Market.SPOT else None,
         )
@@ -65,15 +68,30 @@ async def launch_maker(
 
 
 async def _bundle(provider: str, cache: Path) -> Bundle:
-    if provider in ACCOUNTS and not made_before(cache):
+    if not is_here(provider) and not made_before(cache):
         click.echo("making the archive that nodes run: about a minute, once for each version of SpotWarp", err=True)
-    return await make_bundle(cache) if provider in ACCOUNTS else make_light_bundle(cache)
+    return make_light_bundle(cache) if is_here(provider) else await make_bundle(cache)
+
+
+def _self_destruct(provider: str) -> SelfDestruct | None:
+    if provider in SELF_DESTRUCT:
+        return SELF_DESTRUCT[provider]
+    plugin = plugged(provider)
+    return None if plugin is None else plugin.destroy
+
+
+def _providers_variables(provider: str) -> Mapping[str, str]:
+    """Tell a node which variables its provider speaks by, where the node cannot know them."""
+    plugin = plugged(provider)
+    if plugin is None:
+        return {}
+    key = "" if plugin.destroy is None else plugin.destroy.key
+    return {PLUGGED_VARIABLES: f"{plugin.instance_variable or ''},{key}"}
 
 
 def _script(intent: Intent, spec: JobSpec, bundle: Bundle, bytes_max: int) -> tuple[str, Mapping[str, str]]:
     """Return the start script; it names the job, whose spec lies in the store, so its length does not depend on it."""
-    destroy = SELF_DESTRUCT.get(intent.provider)
-    boot = Bootstrap(intent.ident, ("run", "--job", spec.job), bundle.sha256, destroy)
+    boot = Bootstrap(intent.ident, ("run", "--job", spec.job), bundle.sha256, _self_destruct(intent.provider))
     return bootstrap.packed(bootstrap.render(boot), bytes_max)
 
 

@@ -152,19 +152,18 @@ def names(option: str, text: str) -> tuple[str, ...]:
     return found
 
 
-def providers(option: str, text: str) -> tuple[str, ...]:
-    """Read providers' names, or say which are known.
+def providers(option: str, text: str, *, plugged: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Read providers' names, or say which are known; *plugged* are those that other packages bring.
 
     >>> providers("--providers", "vast,local-a")
     ('vast', 'local-a')
     """
     found = names(option, text)
     for name in found:
-        if name not in PROVIDERS and not _LOCAL.fullmatch(name):
-            meant = near(name, PROVIDERS)
-            raise BadWish(
-                f"{option}: no provider is named {name!r}{meant}; known are vast, runpod, local and local-NAME"
-            )
+        known = (*PROVIDERS, *plugged)
+        if name not in known and not _LOCAL.fullmatch(name):
+            listed = f"{', '.join(known)} and local-NAME"
+            raise BadWish(f"{option}: no provider is named {name!r}{near(name, known)}; known are {listed}")
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from provisioner.cli import parsing
 from provisioner.cli.accounts import all_local
+from provisioner.cli.plugged import plugged_names
 from provisioner.cli.secret_input import ImageLogin, read_environment_file, read_image_login
 from provisioner.core.errors import BadWish
 from provisioner.core.gpus import GpuWish, parse_gpu
@@ -51,7 +52,7 @@ def ordered(command_line: tuple[str, ...], given: Mapping[str, Any], cwd: Path) 
     loaded = _settings(given)
     workspace = loaded.settings.workspace or workspace_of(loaded.settings, directory or cwd)
     job = given["job"] or parsing.job_of_workspace(workspace)
-    providers = parsing.providers("--providers", given["providers"])
+    providers = parsing.providers("--providers", given["providers"], plugged=plugged_names())
     factor, bid_usd_h = parsing.bid("--bid", given["bid"])
     spec = JobSpec(
         job=parsing.job_name("--job", job),

@@ -24,6 +24,8 @@ INSTANCE_VARIABLES: Final = ("CONTAINER_ID", "RUNPOD_POD_ID")
 """Where Vast and RunPod tell a container its own id."""
 LOCAL_VARIABLE: Final = "LOCAL_NODE"
 """The directory of a node of the local provider; its last part is the id."""
+PLUGGED_VARIABLES: Final = "SPOTWARP_INTERNAL_PROVIDER"
+"""Of a provider that another package brings: the names of its variables with the id and the key, as `ID,KEY`."""
 OWN_KEYS: Final = ("CONTAINER_API_KEY", "RUNPOD_API_KEY")
 """Keys by which a container may end itself: for the bootstrap script alone."""
 OF_THE_AGENT: Final = (
@@ -73,8 +75,9 @@ def read_errand(job: str, environ: Mapping[str, str]) -> Errand:
         raise BadWish(f"{error.args[0]} is not set: this is started by a rented node's start script") from None
     home = alive.absolute().parent
     local = environ.get(LOCAL_VARIABLE, "")
-    instance_id = next((environ[name] for name in INSTANCE_VARIABLES if environ.get(name)), Path(local).name)
-    dropped = {*OF_THE_AGENT, *OWN_KEYS}
+    ids, keys = _providers_variables(environ)
+    instance_id = next((environ[name] for name in ids if environ.get(name)), Path(local).name)
+    dropped = {*OF_THE_AGENT, *keys, PLUGGED_VARIABLES}
     kept = {name: value for name, value in environ.items() if name not in dropped}
     for name in PYTHONS:
         if name in kept:
@@ -92,17 +95,26 @@ def read_errand(job: str, environ: Mapping[str, str]) -> Errand:
     )
 
 
+def _providers_variables(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the variables that may hold the instance's id, and of those with its key, in pairs."""
+    instance, _, key = environ.get(PLUGGED_VARIABLES, "").partition(",")
+    return (*INSTANCE_VARIABLES, instance), (*OWN_KEYS, key)
+
+
 def _self_destruct(environ: Mapping[str, str]) -> str:
-    for key, of in zip(OWN_KEYS, INSTANCE_VARIABLES, strict=True):
-        if environ.get(key) and environ.get(of):
+    ids, keys = _providers_variables(environ)
+    for key, of in zip(keys, ids, strict=True):
+        if environ.get(key) and (environ.get(of) or not of):
             return f"by the key in {key}"
     if environ.get(LOCAL_VARIABLE):
         return "by the end of its processes"
-    return f"cannot: the container has none of {', '.join(OWN_KEYS)}; its processes end, its rental does not"
+    known = ", ".join(key for key in keys if key)
+    return f"cannot: the container has none of {known}; its processes end, its rental does not"
 
 
 def _secrets(environ: Mapping[str, str]) -> frozenset[str]:
-    named = {value for name, value in environ.items() if any(word in name.upper() for word in SECRET_WORDS)}
+    words = (*SECRET_WORDS, *(key for key in _providers_variables(environ)[1] if key))
+    named = {value for name, value in environ.items() if any(word in name.upper() for word in words)}
     return frozenset(value for value in named if len(value) >= SECRET_CHARS_MIN)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner.core.blocklist import OFFER_BLOCKED_S
 from provisioner.core.intents import IntentState
 from provisioner.core.ports import Created, CreateRefused, InstanceStatus, RefusedWhy
 from provisioner.core.race.messages import (
@@ -392,6 +393,49 @@ def test_no_offers_backs_off_and_then_asks_for_on_demand_too() -> None:
     world.wait(1.5)
     assert list(world.commands) == [Search(spot=True, on_demand=True)]
     assert world.race.notes[-1] == "nothing on the market"
+
+
+def vanished(world: RaceWorld, ident: str) -> list[Block]:
+    """Let the instance of a booting candidate be taken away, and return what is blocked for it."""
+    world.commands.clear()
+    (box,) = [box for box in world.alive() if box.ident == ident]
+    box.ended_s = world.now_s
+    # Two listings, after the time within which a new instance may be missing.
+    for _ in range(2):
+        world.wait(16.0)
+        world.send(world.listing(box.provider))
+    assert phases(world)[ident] is Phase.REAPING
+    return [command for command in world.commands if isinstance(command, Block)]
+
+
+def test_a_candidate_that_is_taken_in_its_boot_is_asked_for_again_and_its_machine_is_not_blamed() -> None:
+    # Where machines have no names, the blame would bar the whole region and GPU for an hour (case F01).
+    same = replace(offer_of("vast", 1), machine_id=None)
+    world = RaceWorld()
+    world.do_all()
+    ranked = rank([same], RankSettings())
+    world.send(OffersFound(ranked))
+    booted(world, 1)
+    assert vanished(world, "00000001-1") == []
+    world.do_all()
+    assert world.searching, "there is nothing left to launch: offers are asked for at once"
+    world.send(OffersFound(ranked))
+    booted(world, 1)
+    (again,) = vanished(world, "00000001-2")
+    assert (again.entry.scope, again.entry.until_s - world.now_s) == ("offer", OFFER_BLOCKED_S)
+
+
+def test_after_a_failure_the_first_search_comes_at_once_and_later_ones_keep_their_pauses() -> None:
+    world = begun([1.0])
+    booted(world, 1)
+    world.commands.clear()
+    world.says(world.alive()[1], Report.UNFIT)
+    assert any(isinstance(command, Search) for command in world.commands)
+    world.do_all()
+    world.offers([1.0])
+    booted(world, 1)
+    world.says(world.alive()[-1], Report.UNFIT)
+    assert not any(isinstance(command, Search) for command in world.commands)
 
 
 def test_a_search_without_an_answer_is_sent_again() -> None:

@@ -142,8 +142,11 @@ def _wrong(candidate: Candidate, rows: list[Instance]) -> str:
     return ""
 
 
-def failed(turn: Turn, candidate: Candidate, why: str) -> None:
-    """A candidate is of no use: block its machine, reap it; one that may have claimed is judged by the head first."""
+def failed(turn: Turn, candidate: Candidate, why: str, *, preempted: bool = False) -> None:
+    """A candidate is of no use: block its machine, reap it; one that may have claimed is judged by the head first.
+
+    One that was taken away says nothing about its machine: only its offer is left alone, from the second time on.
+    """
     if candidate.phase is Phase.CLAIMING and candidate.deadline_s is not None and candidate.deadline_s > turn.now_s:
         turn.put(replace(candidate, deadline_s=turn.now_s))
         turn.commands.append(ReadHead())
@@ -151,9 +154,23 @@ def failed(turn: Turn, candidate: Candidate, why: str) -> None:
     if candidate.phase is Phase.CLAIMING:
         return
     turn.note(f"{candidate.ident} on {candidate.provider}: {why}")
-    turn.block(candidate, why, machine=True)
+    if not preempted or _failed_before(turn, candidate):
+        turn.block(candidate, why, machine=not preempted)
     turn.drop(candidate, why)
     turn.set(launch_at_s=turn.now_s)
+    if turn.race.round == 1 and turn.race.search_at_s is not None:
+        # The pause is for a market without offers; here there were some, and they may all be in use.
+        turn.set(search_at_s=turn.now_s)
+
+
+def _failed_before(turn: Turn, candidate: Candidate) -> bool:
+    """Tell whether this race has lost a candidate of the same offer already."""
+    intent = candidate.record.intent
+    return any(
+        other.phase in (Phase.REAPING, Phase.GONE) and other.record.instances
+        for other in turn.candidates.values()
+        if (other.provider, other.record.intent.offer_id) == (intent.provider, intent.offer_id)
+    )
 
 
 def _absent(turn: Turn, candidate: Candidate, asked_at_s: float) -> None:
@@ -171,7 +188,7 @@ def _absent(turn: Turn, candidate: Candidate, asked_at_s: float) -> None:
         case Phase.REAPING:
             turn.gone(candidate, "verified gone", existed=True)
         case Phase.BOOTING | Phase.READY | Phase.CLAIMING:
-            failed(turn, candidate, "its instance vanished")
+            failed(turn, candidate, "its instance vanished", preempted=True)
         case Phase.KEPT:
             turn.reap(candidate, "the kept node vanished")
         case _:
