@@ -94,6 +94,8 @@ class Offer:
     fuse: Fuse = Fuse.UNKNOWN
     image_cached: bool | None = None
     """Whether the image is on the host already; None = not known, and then counted as cold."""
+    image_seen: bool = False
+    """Whether a node of ours has run the image on this machine: likely still there, and no provider says so."""
     min_bid_usd_h: float | None = None
     """For spot: the lowest bid that would run now, for the machine."""
     contract_ends_at_s: float | None = None
@@ -109,6 +111,11 @@ class Offer:
         """Return the all-in price per GPU-hour, which the user's caps speak of."""
         assert self.gpu_count > 0
         return self.usd_h(disk_gb, traffic) / self.gpu_count
+
+    @property
+    def image_likely(self) -> bool:
+        """Tell whether the image need not be pulled, as far as anybody knows; the provider's own word counts first."""
+        return self.image_seen if self.image_cached is None else self.image_cached
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -49,6 +49,13 @@ class Ranked:
     """All in, for the machine: what is really paid per hour."""
     useful_usd_h: float
     """Expected cost of an hour of useful training; the order."""
+    slow_boot_s: float = 0.0
+    """The boot's median if our own history of the image is no longer true: deadlines go by the slower of the two."""
+
+    @property
+    def ready_by_s(self) -> float:
+        """Seconds from the launch until it should be ready, with patience for an image that was thrown away."""
+        return max(self.phases.boot_s, self.slow_boot_s) + self.phases.checks_s
 
 
 def disk_needed_gb(logical_bytes: int, *, directory_form: bool, asked_gb: float = 0.0) -> float:
@@ -70,15 +77,18 @@ def phases_of(offer: Offer, settings: RankSettings) -> Phases:
     return Phases(
         detect_s=timing.DETECT_S,
         race_s=timing.SEARCH.p50_s + boot.create.p50_s,
-        boot_s=timing.boot_s(
-            boot, cached=offer.image_cached is True, image_gb=comeback.image_gb, down_mbps=offer.down_mbps
-        ),
+        boot_s=_boot_s(offer, settings, cached=offer.image_likely),
         checks_s=timing.AGENT_INSTALL.p50_s + timing.CUDA_PROBE.p50_s + timing.STORE_PROBE.p50_s,
         claim_s=timing.CLAIM.p50_s,
         first_read_s=transfer_s(comeback.eager_gb, offer.down_mbps),
         critical_s=transfer_s(comeback.critical_gb, offer.down_mbps),
         start_s=start_s,
     )
+
+
+def _boot_s(offer: Offer, settings: RankSettings, *, cached: bool) -> float:
+    boot, image_gb = settings.boots.get(offer.provider, BOOT_VAST), settings.comeback.image_gb
+    return timing.boot_s(boot, cached=cached, image_gb=image_gb, down_mbps=offer.down_mbps)
 
 
 def useful_usd_h(offer: Offer, phases: Phases, settings: RankSettings) -> float:
@@ -101,7 +111,8 @@ def rank(offers: Iterable[Offer], settings: RankSettings) -> tuple[Ranked, ...]:
     for offer in offers:
         phases = phases_of(offer, settings)
         usd_h = offer.usd_h(settings.disk_gb, settings.traffic)
-        ranked.append(Ranked(offer, phases, usd_h, useful_usd_h(offer, phases, settings)))
+        slow_boot_s = _boot_s(offer, settings, cached=offer.image_cached is True)
+        ranked.append(Ranked(offer, phases, usd_h, useful_usd_h(offer, phases, settings), slow_boot_s))
     return tuple(sorted(ranked, key=lambda r: (r.useful_usd_h, r.phases.step_s, r.usd_h, r.offer.key)))
 
 
@@ -121,6 +132,16 @@ def race_order(ranked: Sequence[Ranked]) -> tuple[Ranked, ...]:
         if machine is not None:
             machines.add((entry.offer.provider, machine))
     return tuple(_in_turns(first)) + tuple(_in_turns(later))
+
+
+def launch_order(ranked: Sequence[Ranked], candidates_max: int) -> tuple[Ranked, ...]:
+    """Return *ranked* (a `race_order`) with the images that need no pull first among those that will race.
+
+    A provider's gap between creates (Vast 4.5 s) and the stagger delay whoever comes later, and such a candidate is
+    ready minutes before the others. Who races is left as it is: a dear machine is not rented for its image alone.
+    """
+    racing = sorted(ranked[:candidates_max], key=lambda entry: not entry.offer.image_likely)
+    return (*racing, *ranked[candidates_max:])
 
 
 def _in_turns(ranked: Sequence[Ranked]) -> list[Ranked]:

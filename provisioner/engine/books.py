@@ -6,6 +6,7 @@ waits until it is there. What this machine and the store know is merged once, at
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -26,6 +27,8 @@ from provisioner.engine.ports import EnginePorts, EngineSettings, LedgerPort
 
 READERS_MAX: Final = 16
 """Reads of the mirror at once."""
+IMAGE_KEPT_S: Final = 3 * 24 * 3600.0
+"""How long a host is believed to keep an image that ran on it (assumed; a wrong belief costs an order, no deadline)."""
 Value = TypeVar("Value")
 
 
@@ -102,6 +105,25 @@ class Books:
         """Return every record of which something may exist."""
         return [record for record in self.records.values() if record.state is not IntentState.GONE]
 
+    def machines_with_image(self) -> frozenset[tuple[str, str]]:
+        """Return (provider, machine) of each that has run this job's image, for it or for another job of this machine.
+
+        Only a node that was ready has run it for sure. What the host has thrown away since then is not known.
+        """
+        image, since_s = self._spec.image, self._clock.now_s() - IMAGE_KEPT_S
+        records = list(self.records.values())
+        for job in self._ledger.jobs():
+            # Another job's damaged record is for its own controller to say.
+            with contextlib.suppress(LedgerCorrupt):
+                other = self._ledger.spec(job)
+                if job != self._spec.job and other is not None and other.image == image:
+                    records += self._ledger.records(job)
+        return frozenset(
+            (record.intent.provider, record.intent.machine_id)
+            for record in records
+            if record.intent.machine_id is not None and _was_ready(record) and record.at_s >= since_s
+        )
+
     def spend(self) -> Spend:
         """Return what the job has cost until now."""
         now_s = self._clock.now_s()
@@ -111,6 +133,10 @@ class Books:
     def usd_h(self) -> float:
         """Return what everything that may exist costs per hour."""
         return sum(record.intent.usd_h for record in self.unsettled())
+
+
+def _was_ready(record: IntentRecord) -> bool:
+    return record.won_at_s is not None or record.permitted_writer_epoch is not None
 
 
 async def mirrored_records(shelf: Shelf, job: str, settings: EngineSettings) -> dict[str, IntentRecord]:

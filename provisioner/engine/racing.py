@@ -279,7 +279,10 @@ class Driver:
             if name in race.settings.providers and name not in race.barred
         ]
         ours = {(one.intent.provider, one.intent.machine_id) for one in kit.books.unsettled()}
-        found = await search(accounts, needed, wish, kit.books.blocklist(), kit.now_s(), kit.ports.settings, ours=ours)
+        found = await search(
+            accounts, needed, wish, kit.books.blocklist(), kit.now_s(), kit.ports.settings, ours=ours,
+            seen=kit.books.machines_with_image(),
+        )  # fmt: skip
         return frozenset(account.name for account in accounts), found
 
 

@@ -18,7 +18,7 @@ from provisioner.core.blocklist import Blocklist
 from provisioner.core.errors import NoCredit, ProviderDenied, ProvisionerError
 from provisioner.core.jobs import JobSpec
 from provisioner.core.offers import BID_STEP_USD_H, Market, Offer, bid_above, with_bid
-from provisioner.core.ranking import Ranked, RankSettings, disk_needed_gb, race_order, rank
+from provisioner.core.ranking import Ranked, RankSettings, disk_needed_gb, launch_order, race_order, rank
 from provisioner.core.wishes import Wish, sift, why_nothing
 from provisioner.engine.accounts import Account
 from provisioner.engine.ports import EngineSettings
@@ -74,10 +74,12 @@ async def search(
     settings: EngineSettings,
     *,
     ours: Collection[tuple[str, str | None]] = (),
+    seen: Collection[tuple[str, str | None]] = (),
 ) -> Found:
     """Ask every account for what *wish* allows; *spec* says how to bid, *ours* are machines that we rent already.
 
-    A machine of ours is offered to us too, for a bid that would take it from ourselves.
+    A machine of ours is offered to us too, for a bid that would take it from ourselves. *seen* are machines that have
+    run the image.
     """
     answers: dict[str, Sequence[Offer] | str] = {}
     denied: set[str] = set()
@@ -100,7 +102,8 @@ async def search(
     offers = [offer for name in names if not isinstance(found := answers[name], str) for offer in found]
     failures = tuple(failure for name in names if isinstance(failure := answers[name], str))
     others = [offer for offer in offers if (offer.provider, offer.machine_id) not in ours or offer.machine_id is None]
-    sifted = sift([with_bid(offer, bid_for(offer, spec)) for offer in others], wish, now_s)
+    known = [replace(offer, image_seen=(offer.provider, offer.machine_id) in seen) for offer in others]
+    sifted = sift([with_bid(offer, bid_for(offer, spec)) for offer in known], wish, now_s)
     free = blocklist.allowed(sifted.accepted, now_s)
     blocked = [entry.why for offer in sifted.accepted if (entry := blocklist.blocks(offer, now_s)) is not None]
     ranks = RankSettings(
@@ -111,7 +114,8 @@ async def search(
     )
     nothing = why_nothing(sifted, wish) if len(failures) < len(accounts) else ()
     why = failures + nothing + ((_blocked(blocked),) if blocked else ())
-    return Found(race_order(rank(free, ranks)), dict(Counter(offer.provider for offer in free)), why, frozenset(denied))
+    order = launch_order(race_order(rank(free, ranks)), spec.candidates_max)
+    return Found(order, dict(Counter(offer.provider for offer in free)), why, frozenset(denied))
 
 
 def _blocked(reasons: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +20,13 @@ from provisioner.core.blocklist import Blocked
 from provisioner.core.errors import LedgerCorrupt
 from provisioner.core.happenings import Failover
 from provisioner.core.intents import TRANSITIONS, IntentRecord, IntentState, advanced, further
+from provisioner.engine import EnginePorts, EngineSettings, Me
+from provisioner.engine.books import IMAGE_KEPT_S, Books
+from provisioner.engine.outbox import Outbox
 from provisioner.ledger import LmdbLedger
-from tests.support.failover_world import SPEC
+from provisioner.system import SystemEntropy
+from tests.support.failover_store import Bucket, View
+from tests.support.failover_world import SPEC, launch_of
 from tests.support.race_world import incumbent_record
 
 RECORD = replace(incumbent_record(), state=IntentState.WRITTEN, instances=())
@@ -50,6 +56,41 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     assert again.spec("nobody") is None
     assert again.jobs() == ["job", "job-2"]
     again.close()
+
+
+def test_machines_that_ran_the_image_are_known_from_all_jobs_of_this_machine(tmp_path: Path) -> None:
+    ledger = LmdbLedger(tmp_path / "ledger")
+    now_s = 10 * IMAGE_KEPT_S
+
+    def ran(job: str, machine: str | None, at_s: float = now_s, **how: object) -> None:
+        intent = replace(RECORD.intent, ident=f"00c0ffee-{len(ledger.records(job)) + 1}", machine_id=machine)
+        ledger.append(job, replace(RECORD, intent=intent, state=IntentState.GONE, at_s=at_s, **how))  # type: ignore[arg-type]
+
+    ledger.keep_spec(replace(SPEC, job="same"))
+    ledger.keep_spec(replace(SPEC, job="other", image="other/image:1"))
+    ran("same", "won", won_at_s=1.0)
+    ran("same", "was-ready", permitted_writer_epoch=3)
+    ran("same", "never-ready", instances=("i1",))
+    ran("same", "long-ago", at_s=now_s - IMAGE_KEPT_S - 1, won_at_s=1.0)
+    ran("same", None, won_at_s=1.0)
+    ran("other", "another-image", won_at_s=1.0)
+    ran(SPEC.job, "own", won_at_s=1.0)
+
+    class Wall:
+        def now_s(self) -> float:
+            return now_s
+
+    bucket = View(Bucket())
+    settings = EngineSettings()
+    ports = EnginePorts({}, bucket, bucket, ledger, Wall(), SystemEntropy(), launch_of, Me("here", 1), settings)
+    books = Books(SPEC, ports, Outbox(bucket, settings, print))
+
+    async def main() -> None:
+        await books.recover()
+
+    trio.run(main)
+    assert books.machines_with_image() == {("vast", "won"), ("vast", "was-ready"), ("vast", "own")}
+    ledger.close()
 
 
 def test_two_processes_block_machines_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from provisioner.core import blocklist
 from provisioner.core.blocklist import Blocklist, broken, taken
 from provisioner.core.errors import LedgerCorrupt
 from provisioner.core.offers import Market, Offer, Price, Traffic
-from provisioner.core.ranking import RankSettings, disk_needed_gb, phases_of, race_order, rank
+from provisioner.core.ranking import RankSettings, disk_needed_gb, launch_order, phases_of, race_order, rank
 from provisioner.core.timing import BOOT_RUNPOD, BOOT_VAST, Comeback
 from tests.provisioner.test_offers import NOW_S, OFFERS, offer
 
@@ -89,6 +89,22 @@ def test_the_first_candidates_spread_over_providers_and_machines() -> None:
         offer(provider="runpod", offer_id="4", machine_id=None, price=Price(5.0)),
     ]
     assert [r.offer.offer_id for r in race_order(rank(offers, RankSettings()))] == ["1", "4", "3", "2"]
+
+
+def test_what_has_run_the_image_is_launched_first_among_those_that_race_and_nobody_else_is() -> None:
+    prices = [offer(offer_id=str(number), machine_id=f"m{number}", price=Price(1 + number)) for number in range(5)]
+    seen = [replace(one, image_seen=one.offer_id in ("2", "4")) for one in prices]
+    ordered = launch_order(rank(seen, RankSettings(waiting_usd_h=0.0)), 3)
+    assert [entry.offer.offer_id for entry in ordered] == ["2", "0", "1", "3", "4"]
+
+
+def test_our_history_of_an_image_shortens_what_is_expected_and_no_deadline() -> None:
+    seen, cold = (rank([offer(image_seen=known)], SETTINGS)[0] for known in (True, False))
+    cached = rank([offer(image_cached=True)], SETTINGS)[0]
+    assert seen.phases == cached.phases
+    assert seen.ready_by_s == cold.ready_by_s > cached.ready_by_s
+    gone = rank([offer(image_seen=True, image_cached=False)], SETTINGS)[0]
+    assert gone.phases == cold.phases, "the provider's own word counts first"
 
 
 @given(st.integers(0, 10**13), st.booleans(), st.floats(0, 1000))

@@ -18,8 +18,7 @@ from provisioner.core.ranking import Ranked
 def life_s(settings: RaceSettings, ranked: Ranked) -> float:
     """Return the longest that a candidate may live without winning, from its launch on."""
     deadlines = settings.deadlines
-    expected_s = ranked.phases.boot_s + ranked.phases.checks_s
-    return deadlines.boot_s(expected_s) + deadlines.ready_s + deadlines.claiming_s
+    return deadlines.boot_s(ranked.ready_by_s) + deadlines.ready_s + deadlines.claiming_s
 
 
 def worst_usd(race: Race, candidate: Candidate, now_s: float) -> float:
@@ -35,7 +34,7 @@ def worst_usd(race: Race, candidate: Candidate, now_s: float) -> float:
 
 def candidates_max(settings: RaceSettings, ranked: Ranked) -> int:
     """Return how many may race when *ranked* would be one of them."""
-    if ranked.usd_h > settings.dear_usd_h and ranked.offer.image_cached is not True:
+    if ranked.usd_h > settings.dear_usd_h and not ranked.offer.image_likely:
         return min(settings.candidates_max, settings.dear_candidates_max)
     return settings.candidates_max
 
@@ -127,8 +126,7 @@ def _launch(turn: Turn, ranked: Ranked) -> None:
         written_at_s=now_s,
     )
     gap_s = 0.0 if len(_live(turn)) + 1 < race.settings.at_once else race.settings.stagger_s
-    expected_s = ranked.phases.boot_s + ranked.phases.checks_s
-    boot_by_s = now_s + race.settings.deadlines.boot_s(expected_s)
+    boot_by_s = now_s + race.settings.deadlines.boot_s(ranked.ready_by_s)
     turn.set(serial=serial, offers=race.offers[1:], launch_at_s=now_s + gap_s)
     turn.launch(intent, offer, boot_by_s=boot_by_s, ends_by_s=now_s + life_s(race.settings, ranked))
 
