@@ -24,7 +24,7 @@ NOT_FOUND: Final = 14
 @click.command("logs")
 @job_argument
 @click.option("--node", metavar="NODE", help="Of this node rather than the one that holds the workspace.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, also on the next node.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as it grows, also on the next node, until the job ends.")
 @at_the_edge
 def command(job: str | None, store: str | None, node: str | None, follow: bool) -> None:
     """Show the end of a job's output. It lies in the store, so it is there after the node is gone.
@@ -77,8 +77,10 @@ async def _show(shelf: Shelf, facts: JobFacts, node: str | None, *, follow: bool
     shown_of, before = "", b""
     while True:
         try:
-            if follow and node is None and shown_of:
+            if follow and shown_of:
                 facts = await read_job(shelf, facts.job)
+            # Read before the output: what the node wrote last is there by then.
+            last = not follow or facts.ended is not None
             ident = node_of(facts, node)
             body = await shelf.get(log_key(facts.job, ident)) or b""
         except StoreUnavailable:
@@ -93,6 +95,6 @@ async def _show(shelf: Shelf, facts: JobFacts, node: str | None, *, follow: bool
         sys.stdout.buffer.write(new_part(before, body))
         sys.stdout.buffer.flush()
         before = body
-        if not follow:
+        if last:
             return
         await trio.sleep(LOOK_S)

@@ -14,6 +14,7 @@ from spotwarp_fs.core.units import format_size
 @workspace_option
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @click.option("--nodes", is_flag=True, help="Destroy rented nodes that no live job owns, and nothing else.")
+@click.option("--providers", metavar="NAMES", help="With --nodes: only these. [default: those with a key here]")
 @store_option
 @json_option
 @click.pass_context
@@ -24,6 +25,7 @@ def command(
     workspace: str | None,
     dry_run: bool,
     nodes: bool,
+    providers: str | None,
     store: str | None,
     as_json: bool,
 ) -> None:
@@ -35,8 +37,12 @@ def command(
     --nodes is about rented nodes instead: those of failover jobs that nobody controls any more.
     """
     if nodes:
-        _collect_nodes(context, mountpoint, workspace, dry_run=dry_run, store=store, as_json=as_json)
+        _collect_nodes(
+            context, mountpoint, workspace, dry_run=dry_run, providers=providers, store=store, as_json=as_json
+        )
         return
+    if providers is not None:
+        raise click.UsageError("--providers is about rented nodes: say --nodes too")
     with output.progress_bar("collecting", shown=not as_json) as report:
         if workspace is not None:
             from spotwarp_fs.cli import wiring

@@ -164,6 +164,7 @@ def test_without_a_terminal_nobody_is_asked(desk: Desk) -> None:
         (("move", "nope"), 2, "has no job 'nope'; it has none"),
         (("report", "nope"), 2, "has no job 'nope'; it has none"),
         (("gc", "--nodes"), 3, "no account's key is here, and no local node: name the providers with --providers"),
+        (("gc", "--providers", "vast"), 2, "--providers is about rented nodes: say --nodes too"),
         (("gc", "--nodes", "--dry-run"), 2, "--nodes is about all rented nodes"),
     ],
 )  # fmt: skip
