@@ -89,7 +89,7 @@ def spotwarp(site: Site) -> Iterator[System]:
     """SpotWarp, mounted with its command and its defaults."""
     root, state = site.made("spotwarp"), site.made("spotwarp-state")
     environment = {
-        **_plain_environment(),
+        **plain_environment(),
         **site.server.environment,
         "SPOTWARP_STATE_DIR": str(state),
         "PYTHONPATH": str(CHECKOUT),
@@ -109,16 +109,10 @@ def spotwarp(site: Site) -> Iterator[System]:
 @contextmanager
 def juicefs(site: Site) -> Iterator[System]:
     """JuiceFS with --writeback and its metadata in SQLite."""
-    program = _program("juicefs")
     root, metadata = site.made("juicefs"), f"sqlite3://{site.home / 'juicefs.db'}"
-    store = ["--storage", "s3", "--bucket", f"{site.server.endpoint}/{BUCKET}"]
-    keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
-    subprocess.run(
-        [program, "format", *store, *keys, "--trash-days", "0", metadata, "bench"],
-        check=True, capture_output=True, timeout=READY_WITHIN_S, env=_plain_environment(),
-    )  # fmt: skip
+    format_juicefs(site, metadata, "bench")
     command = [
-        program, "mount", "--writeback", "--no-usage-report", "--cache-dir", str(site.made("juicefs-cache")),
+        program("juicefs"), "mount", "--writeback", "--no-usage-report", "--cache-dir", str(site.made("juicefs-cache")),
         metadata, str(root),
     ]  # fmt: skip
     staged = "a kill of the daemon (data in a staging directory, metadata in SQLite)"
@@ -130,23 +124,37 @@ def juicefs(site: Site) -> Iterator[System]:
 @contextmanager
 def rclone(site: Site) -> Iterator[System]:
     """`rclone mount` with --vfs-cache-mode full."""
-    environment = {
-        **_plain_environment(),
+    root = site.made("rclone")
+    command = [
+        program("rclone"), "mount", f"bench:{BUCKET}/rclone", str(root), "--vfs-cache-mode", "full",
+        "--cache-dir", str(site.made("rclone-cache")),
+    ]  # fmt: skip
+    cached = "a kill of the daemon (data in its cache; uploaded 5 s after the close)"
+    with _process(site, "rclone", command, root, rclone_environment(site.server.endpoint)):
+        yield System("rclone", root, Durability(cached, cached, "as close: the mount answers fsync at once"))
+
+
+def format_juicefs(site: Site, metadata: str, volume: str) -> None:
+    """Make a volume; its keys go where JuiceFS wants them, and are worth nothing beyond this run."""
+    store = ["--storage", "s3", "--bucket", f"{site.server.endpoint}/{BUCKET}"]
+    keys = ["--access-key", ACCESS_KEY, "--secret-key", SECRET_KEY]
+    subprocess.run(
+        [program("juicefs"), "format", *store, *keys, "--trash-days", "0", metadata, volume],
+        check=True, capture_output=True, timeout=READY_WITHIN_S, env=plain_environment(),
+    )  # fmt: skip
+
+
+def rclone_environment(endpoint: str) -> dict[str, str]:
+    """What rclone needs to find the store as `bench:`."""
+    return {
+        **plain_environment(),
         "RCLONE_CONFIG_BENCH_TYPE": "s3",
         "RCLONE_CONFIG_BENCH_PROVIDER": "SeaweedFS",
-        "RCLONE_CONFIG_BENCH_ENDPOINT": site.server.endpoint,
+        "RCLONE_CONFIG_BENCH_ENDPOINT": endpoint,
         "RCLONE_CONFIG_BENCH_ACCESS_KEY_ID": ACCESS_KEY,
         "RCLONE_CONFIG_BENCH_SECRET_ACCESS_KEY": SECRET_KEY,
         "RCLONE_CONFIG_BENCH_FORCE_PATH_STYLE": "true",
     }
-    root = site.made("rclone")
-    command = [
-        _program("rclone"), "mount", f"bench:{BUCKET}/rclone", str(root), "--vfs-cache-mode", "full",
-        "--cache-dir", str(site.made("rclone-cache")),
-    ]  # fmt: skip
-    cached = "a kill of the daemon (data in its cache; uploaded 5 s after the close)"
-    with _process(site, "rclone", command, root, environment):
-        yield System("rclone", root, Durability(cached, cached, "as close: the mount answers fsync at once"))
 
 
 SYSTEMS = {each.__name__: each for each in (spotwarp, passthrough, ext4, juicefs, rclone)}
@@ -163,14 +171,15 @@ def _found(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
+    """Where a peer's program is."""
     found = _found(name)
     if found is None:
         raise BenchFailed(f"{name} is not installed: pip install -e '.[bench]'")
     return found
 
 
-def _plain_environment() -> dict[str, str]:
+def plain_environment() -> dict[str, str]:
     """The environment without anybody's credentials or settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SPOTWARP_", "RCLONE_"))}
 
@@ -183,13 +192,13 @@ def _process(
     with site.log(name).open("ab") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            env=_plain_environment() if environment is None else environment,
+            env=plain_environment() if environment is None else environment,
         )  # fmt: skip
     try:
         _await_mount(process, name, root, site.log(name))
         yield
     finally:
-        _end(process, root)
+        end(process, root)
 
 
 def _await_mount(process: subprocess.Popen[bytes], name: str, root: Path, log: Path) -> None:
@@ -206,7 +215,7 @@ def is_mounted(root: Path) -> bool:
     return any(line.split()[1] == str(root) for line in Path("/proc/mounts").read_text().splitlines())
 
 
-def _end(process: subprocess.Popen[bytes], root: Path) -> None:
+def end(process: subprocess.Popen[bytes], root: Path) -> None:
     """Unmount; a daemon that does not end then is ended."""
     if is_mounted(root):
         subprocess.run(["fusermount3", "-u", "-z", str(root)], check=False, capture_output=True)

@@ -19,6 +19,9 @@ KIB = 1 << 10
 SETTLE_S = 0.3
 """After dropping caches: a file system is told of every inode that the kernel forgot."""
 
+PER_S, MB_PER_S, SECONDS, MB = "per s", "MB/s", "s", "MB"
+LESS_IS_BETTER = frozenset({SECONDS, MB})
+
 Figures = dict[str, float]
 
 
@@ -79,20 +82,22 @@ def _stream(root: Path, scale: Scale) -> Figures:
         os.close(fd)
         drop_caches(3)
         start_s = time.perf_counter()
-        _read(path)
+        read_through(path)
         figures["seq_read_cold"] = total / 1e6 / (time.perf_counter() - start_s)
     path.unlink()
     return figures
 
 
-def _read(path: Path) -> None:
-    buffer = bytearray(MIB)
+def read_through(path: Path) -> int:
+    """Read a file from front to back; returns its length."""
+    buffer, total = bytearray(MIB), 0
     fd = os.open(path, os.O_RDONLY)
     try:
-        while os.readv(fd, [buffer]):
-            pass
+        while count := os.readv(fd, [buffer]):
+            total += count
     finally:
         os.close(fd)
+    return total
 
 
 def _eight_writers(root: Path, scale: Scale) -> Figures:
@@ -198,7 +203,6 @@ def _synced_writes(root: Path, scale: Scale) -> Figures:
     return {"fsync_4k": count / took_s}
 
 
-PER_S, MB_PER_S, SECONDS = "per s", "MB/s", "s"
 WORKLOADS = (
     Workload({"seq_write_1m": MB_PER_S, "seq_read_cold": MB_PER_S}, _stream, frozenset({"seq_read_cold"})),
     Workload({"write_8x_1m": MB_PER_S}, _eight_writers),
