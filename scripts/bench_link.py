@@ -116,10 +116,10 @@ class _Proxy:
                 with self._requests.get_lock():
                     self._requests.value += 1
                 time.sleep(self._latency_s)
-            with self._up.get_lock():
-                self._up.value += count
             if self._rate and count > NOT_COUNTED_BYTES:
                 self._wait_for_turn(count)
+            with self._up.get_lock():
+                self._up.value += count
             server.sendall(buffer[:count])
 
     def _wait_for_turn(self, count: int) -> None:

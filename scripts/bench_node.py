@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,30 @@ def _memory(pid: int, name: str) -> int:
 
 @contextmanager
 def spotwarp_node(
-    site: Site, name: str, prefix: str, *, endpoint: str = "", workspace: str = "bench", interval: str = "30s"
+    site: Site, name: str, prefix: str, *, endpoint: str = "", interval: str = "30s", quiet: bool = False
 ) -> Iterator[Node]:
-    """Mount a workspace on a node that has never seen it, for the length of the block."""
-    root, state = site.made(name), site.made(f"{name}-state")
-    store = f"s3://{BUCKET}/{prefix}?endpoint={endpoint or site.server.endpoint}"
-    command = [
-        sys.executable, "-m", "spotwarp_fs", "mount", str(root), "--workspace", workspace, "--store", store,
-        "--cache-dir", str(site.made(f"{name}-cache")), "--interval", interval, "--foreground", "--takeover",
-    ]  # fmt: skip
+    """Mount the workspace at *prefix* on a node that has never seen it; *quiet*: it does not stream."""
+    root = site.made(name)
+    options = ["mount", str(root), "--workspace", "bench", "--interval", interval, "--takeover"]
+    program = [str(CHECKOUT / "scripts" / "bench_quiet_mount.py")] if quiet else ["-m", "spotwarp_fs"]
+    yield from _node(site, name, [*program, *options], _store(site, prefix, endpoint), root)
+
+
+@contextmanager
+def spotwarp_directory(site: Site, name: str, prefix: str, *, endpoint: str = "") -> Iterator[Node]:
+    """Serve a plain directory."""
+    root = site.made(name)
+    options = ["-m", "spotwarp_fs", "start", "--workspace", str(root), "--name", "bench"]
+    yield from _node(site, name, options, _store(site, prefix, endpoint), root, mounts=False)
+
+
+def _store(site: Site, prefix: str, endpoint: str) -> str:
+    return f"s3://{BUCKET}/{prefix}?endpoint={endpoint or site.server.endpoint}"
+
+
+def _node(site: Site, name: str, options: list[str], store: str, root: Path, *, mounts: bool = True) -> Iterator[Node]:
+    state, cache = site.made(f"{name}-state"), site.made(f"{name}-cache")
+    command = [sys.executable, *options, "--store", store, "--cache-dir", str(cache), "--foreground"]
     environment = {
         **plain_environment(), **site.server.environment, "SPOTWARP_STATE_DIR": str(state), "PYTHONPATH": str(CHECKOUT),
     }  # fmt: skip
@@ -86,24 +101,28 @@ def spotwarp_node(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", env=environment, start_new_session=True
         )
     try:
-        until_mounted(process, name, root, site.log(name))
+        if mounts:
+            until_mounted(process, name, root, site.log(name))
         os.listdir(root)
         mount_s = time.perf_counter() - begun_s
-        while not current_records(state):  # the daemon says where it listens a moment later
-            time.sleep(POLL_S)
+        _until(lambda: bool(current_records(state)), process, name, site.log(name))  # where it listens is said later
         yield Node(root, state, mount_s)
     finally:
+        if not mounts:
+            process.terminate()
         end(process, root)
-        for left in (root, state, site.home / f"{name}-cache"):
+        for left in (root, state, cache):
             shutil.rmtree(left, ignore_errors=True)
 
 
 def until_mounted(process: subprocess.Popen[bytes], name: str, root: Path, log: Path) -> None:
     """Return as soon as *root* is a mount."""
+    _until(lambda: is_mounted(root), process, name, log)
+
+
+def _until(is_so: Callable[[], bool], process: subprocess.Popen[bytes], name: str, log: Path) -> None:
     deadline_s = time.monotonic() + READY_WITHIN_S
-    while not is_mounted(root):
+    while not is_so():
         if process.poll() is not None or time.monotonic() > deadline_s:
-            with suppress(OSError):
-                raise BenchFailed(f"{name} did not mount; its log ends with:\n{log.read_text()[-1500:]}")
-            raise BenchFailed(f"{name} did not mount")
+            raise BenchFailed(f"{name} did not start; its log ends with:\n{log.read_text()[-1500:]}")
         time.sleep(POLL_S)

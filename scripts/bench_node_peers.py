@@ -15,9 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_node import POLL_S, spotwarp_node, until_mounted
-from bench_systems import BUCKET, READY_WITHIN_S, BenchFailed, Site, end, format_juicefs, plain_environment
+from bench_systems import (
+    BUCKET,
+    BenchFailed,
+    Site,
+    end,
+    format_juicefs,
+    plain_environment,
+    rclone_environment,
+)
 from bench_systems import program as program_of
-from bench_systems import rclone_environment
 
 SETTLED_WITHIN_S = 1800.0
 SETTLED_LOOKS = 3

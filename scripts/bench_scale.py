@@ -37,7 +37,8 @@ def measure_scale(site: Site, divisor: int, rounds: int) -> dict[str, Any]:
             for number in range(rounds):
                 before = link.down_bytes, link.requests
                 with spotwarp_node(site, f"{prefix}-{number}", prefix, endpoint=link.endpoint) as node:
-                    loaded = {"mount_bytes": link.down_bytes - before[0], "mount_requests": link.requests - before[1]}
+                    loaded: dict[str, float] = {"mount_cpu_s": node.cpu_s()}
+                    loaded |= {"mount_bytes": link.down_bytes - before[0], "mount_requests": link.requests - before[1]}
                     samples.append(loaded | _meet(node, made))
         found[size] = _of(made) | {key: median(sample[key] for sample in samples) for key in samples[0]}
     return found["300GB"] | {"latency_s": LATENCY_S, "rounds": rounds, "sizes": found}

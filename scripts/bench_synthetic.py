@@ -1,4 +1,4 @@
-"""A large workspace in the store without its bytes: the metadata are whole and the product's own, most packs are missing.
+"""A large workspace in the store without its bytes: metadata as the product writes them, most packs missing.
 
 Invariant: what a fresh node reads while it mounts, and whatever it fetches ahead (small files, the newest checkpoint),
 is there; the frames of older checkpoints and of the data set are only named: each with a digest of its own, in packs of
@@ -127,7 +127,7 @@ class Maker:
         return found
 
     def _named_frames(self) -> Iterator[bytes]:
-        """Records of blocks that nobody wrote, neighbours in a pack as a writer leaves them; trained weights give 0.83."""
+        """Records of blocks that nobody wrote, neighbours in a pack; trained weights shrink to 0.83 of their size."""
         head, tail = struct.Struct(">IQIII"), self._random.randbytes
         while True:
             ident, offset = int.from_bytes(tail(8)), 24

@@ -6,6 +6,7 @@ Invariant: whatever was mounted or started is gone when the `with` block of a sy
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -32,13 +33,30 @@ class Durability:
     fsync: str
 
 
+_PAGE_CACHE = "a kill of the program (page cache)"
+_NOTHING = "nothing: names and times are in the daemon's memory"
+_KEPT = "a kill of the daemon (data in the page cache, metadata in LMDB)"
+_STAGED = "a kill of the daemon (data in a staging directory, metadata in {})"
+_CACHED = "a kill of the daemon (data in its cache; uploaded 5 s after the close)"
+_SPOTWARP = Durability(_KEPT, _KEPT, "power loss (data synced, metadata in a synced journal)")
+PROMISES = {
+    "spotwarp": _SPOTWARP,
+    "spotwarp-streaming": _SPOTWARP,
+    "passthrough": Durability(_NOTHING, _NOTHING, _NOTHING),
+    "ext4": Durability(_PAGE_CACHE, _PAGE_CACHE, "power loss"),
+    "juicefs": Durability("nothing: the daemon's buffer", _STAGED.format("SQLite"), _STAGED.format("SQLite")),
+    "juicefs-redis": Durability("nothing: the daemon's buffer", _STAGED.format("Redis"), _STAGED.format("Redis")),
+    "rclone": Durability(_CACHED, _CACHED, "as close: the mount answers fsync at once"),
+}
+"""What each system has made safe when the call returns."""
+
+
 @dataclass(frozen=True)
 class System:
     """A place to work in."""
 
     name: str
     root: Path
-    durability: Durability
     directories: bool = True
     """It has directories; the pass-through is one flat one."""
 
@@ -70,8 +88,7 @@ class BenchFailed(Exception):
 def ext4(site: Site) -> Iterator[System]:
     """The file system below everything else (of whatever kind it is)."""
     root = site.made("ext4")
-    page_cache = "a kill of the program (page cache)"
-    yield System("ext4", root, Durability(page_cache, page_cache, "power loss"))
+    yield System("ext4", root)
 
 
 @contextmanager
@@ -79,46 +96,85 @@ def passthrough(site: Site) -> Iterator[System]:
     """The fixed denominator."""
     root, backing = site.made("passthrough"), site.made("passthrough-backing")
     command = [sys.executable, str(CHECKOUT / "scripts" / "bench_passthrough.py"), str(root), str(backing)]
-    nothing = "nothing: names and times are in the daemon's memory"
     with _process(site, "passthrough", command, root):
-        yield System("passthrough", root, Durability(nothing, nothing, nothing), directories=False)
+        yield System("passthrough", root, directories=False)
 
 
 @contextmanager
 def spotwarp(site: Site) -> Iterator[System]:
-    """SpotWarp, mounted with its command and its defaults."""
-    root, state = site.made("spotwarp"), site.made("spotwarp-state")
+    """SpotWarp, mounted with its command and its defaults; nothing is published while measuring."""
+    with _spotwarp(site, "spotwarp", "1s" if site.streaming else "1h") as system:
+        yield system
+
+
+@contextmanager
+def spotwarp_streaming(site: Site) -> Iterator[System]:
+    """The same, publishing every second."""
+    with _spotwarp(site, "spotwarp-streaming", "1s") as system:
+        yield system
+
+
+@contextmanager
+def _spotwarp(site: Site, name: str, interval: str) -> Iterator[System]:
+    root, state = site.made(name), site.made(f"{name}-state")
     environment = {
         **plain_environment(),
         **site.server.environment,
         "SPOTWARP_STATE_DIR": str(state),
         "PYTHONPATH": str(CHECKOUT),
     }
-    interval = "1s" if site.streaming else "1h"
     command = [
         sys.executable, "-m", "spotwarp_fs", "mount", str(root), "--workspace", "bench",
-        "--store", site.server.url(BUCKET, "spotwarp"), "--cache-dir", str(site.made("spotwarp-cache")),
+        "--store", site.server.url(BUCKET, name), "--cache-dir", str(site.made(f"{name}-cache")),
         "--interval", interval, "--foreground",
     ]  # fmt: skip
-    kept = "a kill of the daemon (data in the page cache, metadata in LMDB)"
-    durability = Durability(kept, kept, "power loss (data synced, metadata in a synced journal)")
-    with _process(site, "spotwarp", command, root, environment):
-        yield System("spotwarp", root, durability)
+    with _process(site, name, command, root, environment):
+        yield System(name, root)
 
 
 @contextmanager
 def juicefs(site: Site) -> Iterator[System]:
     """JuiceFS with --writeback and its metadata in SQLite."""
-    root, metadata = site.made("juicefs"), f"sqlite3://{site.home / 'juicefs.db'}"
-    format_juicefs(site, metadata, "bench")
+    with _juicefs(site, "juicefs", f"sqlite3://{site.home / 'juicefs.db'}") as system:
+        yield system
+
+
+@contextmanager
+def juicefs_redis(site: Site) -> Iterator[System]:
+    """JuiceFS with its metadata in a Redis of the bench's own, which keeps them as Redis does by default: in memory."""
+    port = free_port()
     command = [
-        program("juicefs"), "mount", "--writeback", "--no-usage-report", "--cache-dir", str(site.made("juicefs-cache")),
+        program("redis-server"),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(site.home),
+    ]
+    with site.log("redis").open("ab") as log:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=plain_environment())
+    try:
+        _await_port(server, port)
+        with _juicefs(site, "juicefs-redis", f"redis://127.0.0.1:{port}/1") as system:
+            yield system
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@contextmanager
+def _juicefs(site: Site, name: str, metadata: str) -> Iterator[System]:
+    root = site.made(name)
+    format_juicefs(site, metadata, name)
+    command = [
+        program("juicefs"), "mount", "--writeback", "--no-usage-report", "--cache-dir", str(site.made(f"{name}-cache")),
         metadata, str(root),
     ]  # fmt: skip
-    staged = "a kill of the daemon (data in a staging directory, metadata in SQLite)"
-    durability = Durability("nothing: the daemon's buffer", staged, staged)
-    with _process(site, "juicefs", command, root):
-        yield System("juicefs", root, durability)
+    with _process(site, name, command, root):
+        yield System(name, root)
 
 
 @contextmanager
@@ -129,9 +185,8 @@ def rclone(site: Site) -> Iterator[System]:
         program("rclone"), "mount", f"bench:{BUCKET}/rclone", str(root), "--vfs-cache-mode", "full",
         "--cache-dir", str(site.made("rclone-cache")),
     ]  # fmt: skip
-    cached = "a kill of the daemon (data in its cache; uploaded 5 s after the close)"
     with _process(site, "rclone", command, root, rclone_environment(site.server.endpoint)):
-        yield System("rclone", root, Durability(cached, cached, "as close: the mount answers fsync at once"))
+        yield System("rclone", root)
 
 
 def format_juicefs(site: Site, metadata: str, volume: str) -> None:
@@ -157,13 +212,36 @@ def rclone_environment(endpoint: str) -> dict[str, str]:
     }
 
 
-SYSTEMS = {each.__name__: each for each in (spotwarp, passthrough, ext4, juicefs, rclone)}
-PEERS = ("juicefs", "rclone")
+SYSTEMS = {
+    each.__name__.replace("_", "-"): each
+    for each in (spotwarp, spotwarp_streaming, passthrough, ext4, juicefs, juicefs_redis, rclone)
+}
+PEERS = {"juicefs": ("juicefs",), "juicefs-redis": ("juicefs", "redis-server"), "rclone": ("rclone",)}
+"""What each peer needs."""
 
 
 def installed(name: str) -> bool:
     """Tell whether a system can take part."""
-    return name not in PEERS or _found(name) is not None
+    return all(_found(needed) is not None for needed in PEERS.get(name, ()))
+
+
+def free_port() -> int:
+    """Find a port for a server that takes none by itself."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _await_port(server: subprocess.Popen[bytes], port: int) -> None:
+    deadline_s = time.monotonic() + READY_WITHIN_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError as error:
+            if server.poll() is not None or time.monotonic() > deadline_s:
+                raise BenchFailed(f"redis-server does not listen on port {port}: {error}") from error
+            time.sleep(0.05)
 
 
 def _found(name: str) -> str | None:
