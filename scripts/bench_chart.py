@@ -9,7 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-WIDTH, LEFT, RIGHT = 1000, 190, 24
+WIDTH, LEFT, RIGHT = 1000, 200, 56
+NAMES = 160
+"""Names of workloads end here; from here to the axis there is room for the figure of a bar that ends at its edge."""
+FIGURE = 34
 ROW, GROUP_GAP, HEAD = 15, 12, 96
 LOWEST, HIGHEST = 1 / 16, 16.0
 """Ratios beyond these end at the edge of the picture, and say so."""
@@ -58,7 +61,7 @@ def chart(document: dict[str, Any]) -> str:
         if number % 2 == 0:
             bands.append(f'<rect class="band" x="0" y="{y:g}" width="{WIDTH}" height="{height}"/>')
         middle = y + height / 2 + 5
-        parts.append(f'<text x="{LEFT - 12}" y="{middle:g}" text-anchor="end">{escape(key)}</text>')
+        parts.append(f'<text x="{NAMES}" y="{middle:g}" text-anchor="end">{escape(key)}</text>')
         for lane, (name, ratio) in enumerate(bars):
             parts += _bar(name, key, ratio, y + GROUP_GAP / 2 + ROW * lane)
         y += height
@@ -85,15 +88,17 @@ def _bar(name: str, key: str, ratio: float, y: float) -> Iterator[str]:
     told = escape(f"{key}: SpotWarp is {ratio:.2f} times as good as {AGAINST[name]}")
     size = f'width="{max(1.0, end - start):g}" height="{ROW - 4}"'
     yield f'<rect class="{name}" x="{start}" y="{y + 2:g}" {size}><title>{told}</title></rect>'
-    at, anchor = (_x(ratio) + 5, "start") if ratio >= 1 else (_x(ratio) - 5, "end")
-    if _x(ratio) > WIDTH - RIGHT - 40:
-        at, anchor = WIDTH - RIGHT - 4, "end"
-    yield f'<text class="value" x="{at:g}" y="{y + ROW - 4:g}" text-anchor="{anchor}">{ratio:.2f}</text>'
     target = TARGETS.get(name, {}).get(key)
+    marks = [_x(ratio)] if target is None else [_x(ratio), _x(target)]
+    if ratio >= 1:
+        at, anchor = max(x for x in marks if x < end + FIGURE) + 5, "start"
+    else:
+        at, anchor = min(x for x in marks if x > start - FIGURE) - 5, "end"
+    yield f'<text class="value" x="{at:g}" y="{y + ROW - 4:g}" text-anchor="{anchor}">{ratio:.2f}</text>'
     if target is not None:
-        x = _x(target)
         told = escape(f"target against {AGAINST[name]}: {target:g}")
-        yield (f'<line class="target" x1="{x}" x2="{x}" y1="{y:g}" y2="{y + ROW:g}"><title>{told}</title></line>')
+        line = f'x1="{_x(target)}" x2="{_x(target)}" y1="{y:g}" y2="{y + ROW:g}"'
+        yield f'<line class="target" {line}><title>{told}</title></line>'
 
 
 def _head(document: dict[str, Any], names: list[str]) -> Iterator[str]:
@@ -115,7 +120,7 @@ def _head(document: dict[str, Any], names: list[str]) -> Iterator[str]:
 
 
 def _foot(y: float) -> Iterator[str]:
-    words = "Medians of the rounds' own ratios; the axis is logarithmic. Right of 1×: SpotWarp is faster."
+    words = "Medians of the rounds' own ratios; the axis is logarithmic. Right of 1×: SpotWarp is better."
     yield f'<text class="axis" x="16" y="{y + 22:g}">{words}</text>'
 
 

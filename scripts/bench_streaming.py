@@ -1,8 +1,8 @@
 """What streaming costs: CPU of the daemon per GB, and what it does to the program that writes meanwhile.
 
 Two mounts, one that streams through a link of limited speed and one that does not stream; a save on each, in pairs,
-each first in turn. Invariant: the saves of a pair write the same bytes in the same way, and only the streaming mount has
-anything to send.
+each first in turn. Invariant: the saves of a pair are of one size, written in the same way, and only the streaming
+mount has anything to send.
 """
 
 import os
