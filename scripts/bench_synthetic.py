@@ -110,8 +110,6 @@ class Maker:
             self._publish(directories, small)
         return self.made
 
-    # -- frames -----------------------------------------------------------------------------------------------------
-
     def _real_frames(self, count: int, content: Callable[[], bytes]) -> list[FrameRef]:
         found: list[FrameRef] = []
         builder = PackBuilder(self._new_pack())
@@ -136,12 +134,10 @@ class Maker:
                 yield head.pack(EPOCH, ident, offset, stored, BLOCK_BYTES) + tail(32)
                 offset += stored
 
-    # -- the tree ---------------------------------------------------------------------------------------------------
-
     def _tree(self, small: list[FrameRef], weights: list[FrameRef]) -> dict[Inode, str]:
         """Fill `made.records`; returns the directories of small files."""
         shape, named, chosen = self._shape, self._named_frames(), {}
-        self._put_inode(ROOT_INODE, InodeRecord(DIRECTORY, 5, *OWNER, 0, **self._times(0)))
+        self._put_inode(ROOT_INODE, InodeRecord(DIRECTORY, 2, *OWNER, 0, **self._times(0)))
         source, data, saves = (self._directory(ROOT_INODE, name) for name in ("src", "data", "runs"))
         for number in range(shape.small_files):
             if number % 200 == 0:
@@ -173,6 +169,8 @@ class Maker:
     def _directory(self, parent: Inode, name: str, age_s: int = 3600) -> Inode:
         ino = self._entry(parent, name, stat.S_IFDIR)
         self._put_inode(ino, InodeRecord(DIRECTORY, 2, *OWNER, 0, **self._times(age_s)))
+        above = InodeRecord.decode(self.made.records[inode_key(parent)])
+        self._put_inode(parent, replace(above, nlink=above.nlink + 1))
         self.made.directories += 1
         return ino
 
@@ -199,8 +197,6 @@ class Maker:
     def _times(self, age_s: int) -> dict[str, int]:
         at_ns = self._now_ns - age_s * 1_000_000_000 + self._random.randrange(1_000_000_000)
         return {"atime_ns": at_ns, "mtime_ns": at_ns, "ctime_ns": at_ns}
-
-    # -- states -----------------------------------------------------------------------------------------------------
 
     def _publish(self, directories: dict[Inode, str], small: list[FrameRef]) -> None:
         """State 1 is everything, and the base of all after it; each of those adds a few files."""
