@@ -31,7 +31,8 @@ from spotwarp_fs.local.disk import disk_free_bytes, sync_directory
 from spotwarp_fs.local.mountinfo import fuse_mount_of
 from spotwarp_fs.local.punching import probe_punching
 
-CACHE_FORMAT: Final = 1
+CACHE_FORMAT: Final = 2
+"""Format 1 placed data files otherwise; they are moved when they are first opened."""
 LOST_MAP: Final = "lost_map"
 FREE_BYTES_MIN: Final = 16 << 20
 
@@ -229,16 +230,20 @@ class CacheDir:
     def _begin(self, workspace: str) -> None:
         """Try out what the disk must be able to do; then the new cache is this workspace's."""
         self._prepare()
-        identity = self.path / "identity"
         try:
             probe_punching(self.state)
             if self.free_bytes() < FREE_BYTES_MIN:
                 raise OSError(errno.ENOSPC, f"{self.free_bytes()} bytes are free")
-            written = identity.with_suffix(".new")
-            written.write_text(json.dumps({"format": CACHE_FORMAT, "workspace": workspace}) + "\n")
-            os.rename(written, identity)
+            self._sign(workspace)
         except OSError as error:
             raise _unusable(self.path, error) from error
+
+    def _sign(self, workspace: str) -> None:
+        """Say whose the cache is, and in which format; an older program refuses it from now on."""
+        identity = self.path / "identity"
+        written = identity.with_suffix(".new")
+        written.write_text(json.dumps({"format": CACHE_FORMAT, "workspace": workspace}) + "\n")
+        os.rename(written, identity)
 
     def _is_of(self, workspace: str) -> bool:
         """Refuse another workspace's cache; False for a new one, and for one that never came to hold anything."""
@@ -265,6 +270,8 @@ class CacheDir:
                 "choose another --cache-dir",
                 ExitCode.CACHE,
             )
+        if found["format"] < CACHE_FORMAT:
+            self._sign(workspace)
         return True
 
 

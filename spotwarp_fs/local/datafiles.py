@@ -1,6 +1,6 @@
 """The node's copy of file contents: one sparse file per inode, and the spool of what a cut still needs.
 
-    <directory>/data/<2 hex>/<inode hex>          same offsets as the file itself
+    <directory>/data/<3 hex>/<inode hex>          same offsets as the file itself
     <directory>/spool/<token>/<inode hex>         a whole data file set aside for the cut *token*
     <directory>/spool/<token>/blocks              single blocks set aside; their places are known in memory only
 
@@ -26,6 +26,11 @@ from spotwarp_fs.local.punching import punch_hole
 SYNC_LOCKS: Final = 64
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _WOULD_WAIT = (errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_NEIGHBOURS_SHIFT: Final = 12
+"""So many low bits of an inode number are left out of its directory's name: files that are made one after the other
+lie in one directory. ext4 spreads directories over the disk, so a file in another one each time costs it cold reads."""
+_EARLIER_NAME_LENGTH: Final = 2
+"""Directories of cache format 1 had two digits, the lowest ones."""
 _TOKEN_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
 
@@ -37,6 +42,7 @@ class SparseDataFiles:
         self._spool = directory / "spool"
         for made in (directory / "data", self._spool):
             made.mkdir(parents=True, exist_ok=True)
+        arrange(directory)
         self._files = OpenFiles(open_files_max or open_files_limit())
         self._scratch = _Scratch()
         self._lock = Lock()
@@ -245,12 +251,23 @@ class SparseDataFiles:
 
 def data_name(data: str, ino: Inode) -> str:
     """Return where the data file of *ino* lies in the directory *data*."""
-    return f"{data}/{ino & 0xFF:02x}/{ino:x}"
+    return f"{data}/{ino >> _NEIGHBOURS_SHIFT & 0xFFF:03x}/{ino:x}"
 
 
 def data_path(directory: Path, ino: Inode) -> Path:
     """Return where the data file of *ino* lies below the *directory* of a `SparseDataFiles`."""
     return Path(data_name(os.fspath(directory / "data"), ino))
+
+
+def arrange(directory: Path) -> None:
+    """Bring data files below *directory* that an earlier version made to where they are looked for now."""
+    data = directory / "data"
+    for earlier in [each for each in data.iterdir() if len(each.name) == _EARLIER_NAME_LENGTH]:
+        for file in list(earlier.iterdir()):
+            target = data_path(directory, Inode(int(file.name, 16)))
+            target.parent.mkdir(exist_ok=True)
+            file.rename(target)
+        earlier.rmdir()
 
 
 class _Aside:

@@ -20,7 +20,7 @@ from typing import Final
 
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
 from spotwarp_fs.local.cachedir import LOST_MAP
-from spotwarp_fs.local.datafiles import data_extents, data_path
+from spotwarp_fs.local.datafiles import arrange, data_extents, data_path
 from spotwarp_fs.local.system import SystemWall
 
 CLOCK_MARGIN_S: Final = 300.0
@@ -88,6 +88,8 @@ def rest_files(place: Path) -> list[RestFile]:
         lines = (place / "contents").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return []
+    if (place / "data").exists():
+        arrange(place)
     found: dict[Path, RestFile] = {}
     for line in lines:
         item = json.loads(line)

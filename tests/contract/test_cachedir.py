@@ -60,10 +60,28 @@ def test_a_cache_that_never_held_anything_may_become_another_workspaces(tmp_path
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "identity").write_text('{"format": 2, "workspace": "x"}')
-    with pytest.raises(UserError, match="format 2, this program knows 1") as caught:
+    (tmp_path / "identity").write_text('{"format": 3, "workspace": "x"}')
+    with pytest.raises(UserError, match="format 3, this program knows 2") as caught:
         CacheDir.open(tmp_path, WORKSPACE)
     assert caught.value.exit_code is ExitCode.NEWER_FORMAT
+
+
+def test_what_format_1_placed_otherwise_is_found(tmp_path: Path) -> None:
+    CacheDir.open(tmp_path, WORKSPACE).close()
+    (tmp_path / "identity").write_text(f'{{"format": 1, "workspace": "{WORKSPACE}"}}')
+    inodes = [Inode(0x1_0000_0003), Inode(0x1_0000_1003)]
+    for ino in inodes:
+        earlier = tmp_path / "state" / "data" / "03" / f"{ino:x}"
+        earlier.parent.mkdir(exist_ok=True)
+        earlier.write_bytes(b"bytes of %x" % ino)
+
+    cache = CacheDir.open(tmp_path, WORKSPACE)
+    files = SparseDataFiles(cache.state)
+    assert [files.pread(ino, 0, 20).rstrip(b"\0") for ino in inodes] == [b"bytes of %x" % ino for ino in inodes]
+    assert sorted(files.inodes()) == inodes
+    files.close()
+    cache.close()
+    assert '"format": 2' in (tmp_path / "identity").read_text(), "an older program would not find them any more"
 
 
 HOLDER = """

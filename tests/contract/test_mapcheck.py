@@ -16,7 +16,7 @@ from spotwarp_fs.cli.map_loss import notices, settle_trust
 from spotwarp_fs.core.errors import Corrupt
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Inode
 from spotwarp_fs.local.cachedir import CacheDir
-from spotwarp_fs.local.datafiles import SparseDataFiles
+from spotwarp_fs.local.datafiles import SparseDataFiles, data_path
 from spotwarp_fs.local.kv import LmdbKV
 from spotwarp_fs.local.mapcheck import damage_of, examine, fault_path, note_damage
 from spotwarp_fs.local.rest import RestPlace, copy_sparse, rest_files
@@ -180,7 +180,7 @@ def test_bytes_are_kept_but_for_what_is_proven_or_surely_published(tmp_path: Pat
     data = SparseDataFiles(cache.state)
     data.pwrite(old, 0, b"published")
     data.close()
-    path = cache.state / "data" / "03" / "1003"
+    path = data_path(cache.state, old)
     os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 1000))
 
     kept = [(ino, rest.keep(ino, proven, 60.0)) for ino, proven in (
