@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from spotwarp_fs.core.changes import Recorder
 from spotwarp_fs.core.errors import Refused
-from spotwarp_fs.core.extents import Extent, pieces_per_block
+from spotwarp_fs.core.extents import Extent, blocks_of, pieces_per_block
 from spotwarp_fs.core.ports import KVRead
 from spotwarp_fs.core.records import (
     BLOCK_TABLE,
@@ -69,15 +69,18 @@ class Blocks:
         self.may_destroy: Callable[[Inode, BlockIndex], bool] = lambda ino, first: True
         """Asks whether bytes from a block on may go now; while the fsync journal vouches for them, `finish` waits."""
 
-    def missing_for_write(self, view: KVRead, ino: Inode, extent: Extent) -> list[BlockIndex]:
+    def missing_for_write(self, ino: Inode, extent: Extent) -> list[BlockIndex]:
         """Blocks that a write of *extent* changes only in part and whose bytes are not here."""
-        size = read_inode(view, ino).size
+        if self._ws.all_dirty(ino, blocks_of(extent)):
+            return []
         missing = []
-        for block, piece in pieces_per_block(extent):
-            start = block * BLOCK_BYTES
-            whole = piece.start == start and piece.stop >= min(start + BLOCK_BYTES, size)
-            if not whole and _absent(block_state(view, ino, block)):
-                missing.append(block)
+        with self._ws.kv.read() as view:
+            size = read_inode(view, ino).size
+            for block, piece in pieces_per_block(extent):
+                start = block * BLOCK_BYTES
+                whole = piece.start == start and piece.stop >= min(start + BLOCK_BYTES, size)
+                if not whole and _absent(block_state(view, ino, block)):
+                    missing.append(block)
         return missing
 
     def missing_for_truncate(self, view: KVRead, ino: Inode, size: int) -> list[BlockIndex]:
@@ -117,22 +120,25 @@ class Blocks:
         }
 
     def write(self, ino: Inode, offset: int, data: bytes, now_ns: int) -> None:
-        """Write *data* at *offset*; every block that it covers in part has local bytes."""
+        """Write *data* at *offset*; every block that it covers in part has local bytes.
+
+        Most small writes meet blocks that are dirty already: their rows say so, and are only noted for the next cut.
+        """
         ws = self._ws
         extent = Extent(offset, offset + len(data))
         if extent.stop > FILE_BYTES_MAX:
             raise Refused(EFBIG, f"a file holds at most {FILE_BYTES_MAX} bytes; this write ends at {extent.stop}")
+        blocks = [BlockIndex(block) for block in blocks_of(extent)]
         with ws.kv.read() as view:
             record = read_inode(view, ino)
-            states = {block: block_state(view, ino, block) for block, _ in pieces_per_block(extent)}
+            states = {} if ws.all_dirty(ino, blocks) else {block: block_state(view, ino, block) for block in blocks}
         if offset > record.size:
             # Bytes beyond the old end may be left over from a truncation that a crash cut short.
             ws.data.truncate(ino, record.size)
-        for block in states:
+        for block in blocks:
             self._keep_for_cut(ino, block)
             ws.generations.raise_for(ino, block)
-        grown = sum(BLOCK_BYTES for state in states.values() if state is None)
-        record = replace(record, allocated=record.allocated + grown)
+        holes = [block for block, state in states.items() if state is None]
         early = [block for block, state in states.items() if state is not None and state.local and not state.dirty]
         if early:
             with ws.change() as recorder:
@@ -140,18 +146,19 @@ class Blocks:
             # Before anything that may fail: a block that is dirty in the map only would end all publishing.
             for block in early:
                 ws.mark_dirty(ino, block)
-        for block in [block for block, state in states.items() if state is None]:
+        for block in holes:
             ws.data.clear(ino, block * BLOCK_BYTES, BLOCK_BYTES)
         ws.data.pwrite(ino, offset, data)
         with ws.change() as recorder:
-            self._mark(recorder, ino, states)
-            size = max(record.size, extent.stop)
-            changed = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
+            mark = self._mark if states else self._mark_again
+            mark(recorder, ino, blocks)
+            allocated = record.allocated + len(holes) * BLOCK_BYTES
+            changed = record.with_content(max(record.size, extent.stop), allocated, now_ns)
             recorder.put(inode_key(ino), changed.encode())
         if any(state is None or not state.local for state in states.values()):
             # At most one block per file is counted late: what it grows by is noted when the next one begins.
             ws.use.note(ino)
-        for block in states:
+        for block in blocks:
             ws.mark_dirty(ino, block)
         ws.bytes_written += len(data)
 
@@ -244,6 +251,11 @@ class Blocks:
         dirty = DIRTY.encode()
         for block in blocks:
             recorder.put(block_key(ino, block), dirty)
+
+    def _mark_again(self, recorder: Recorder, ino: Inode, blocks: Iterable[BlockIndex]) -> None:
+        """Their rows say so already."""
+        for block in blocks:
+            recorder.touch(block_key(ino, block))
 
     def _keep_for_cut(self, ino: Inode, block: BlockIndex) -> None:
         cut = self._ws.cut

@@ -58,14 +58,18 @@ class Budget:
     @property
     def limit_bytes(self) -> int:
         """What they may occupy: the budget, or what the disk can still give above its reserve."""
+        return self._limit(self.used_bytes)
+
+    def _limit(self, used: int) -> int:
         settings = self._ws.settings
-        reserve = min(settings.disk_reserve_bytes, (self._disk_free + self.used_bytes) // 16)
-        return min(settings.cache_bytes_max, self.used_bytes + self._disk_free - reserve)
+        reserve = min(settings.disk_reserve_bytes, (self._disk_free + used) // 16)
+        return min(settings.cache_bytes_max, used + self._disk_free - reserve)
 
     @property
     def tight(self) -> bool:
         """Near enough to the limit that a write must ask first."""
-        return self.used_bytes > self.limit_bytes * self._ws.settings.evict_low_share - 8 * BLOCK_BYTES
+        used = self.used_bytes
+        return used > self._limit(used) * self._ws.settings.evict_low_share - 8 * BLOCK_BYTES
 
     def spare_blocks(self) -> int:
         """How many blocks may come in unasked: half of what is free, for writes and demand need room too."""

@@ -289,8 +289,7 @@ class Files:
             if not self._durability.is_settled(ino):
                 await self._durability.settle(ino)
                 continue
-            with ws.kv.read() as view:
-                missing = self._blocks.missing_for_write(view, ino, extent)
+            missing = self._blocks.missing_for_write(ino, extent)
             if not missing:
                 break
             # Or a full cache evicts the first while the second is on its way, and so on for ever.

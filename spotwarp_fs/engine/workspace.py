@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from spotwarp_fs.core.records import (
     InodeRecord,
     NodeTable,
     block_key,
+    counted,
     decode_u64,
     encode_u64,
     ino_range,
@@ -260,14 +261,14 @@ class Workspace:
 
     def _count(self, value: bytes, sign: int) -> None:
         """Add an inode record to the counters, or take it out."""
-        record = InodeRecord.decode(value)
-        if record.nlink == 0:
+        mode, nlink, size = counted(value)
+        if nlink == 0:
             return
-        if stat.S_ISDIR(record.mode):
+        if stat.S_ISDIR(mode):
             self.directories += sign
             return
         self.files += sign
-        self.logical_bytes += sign * record.size
+        self.logical_bytes += sign * size
 
     @property
     def dirty_blocks(self) -> int:
@@ -278,6 +279,11 @@ class Workspace:
     def scratch_blocks(self) -> int:
         """How many blocks will never have one."""
         return sum(map(len, self.scratch_dirty.values()))
+
+    def all_dirty(self, ino: Inode, blocks: Iterable[int]) -> bool:
+        """Tell whether these blocks all have local bytes and no frame; then the map need not be asked."""
+        known = (self.scratch_dirty if ino in self.scratch else self.dirty).get(ino)
+        return known is not None and all(block in known for block in blocks)
 
     def mark_dirty(self, ino: Inode, block: BlockIndex) -> None:
         """Note a block without a frame, and when it was last written."""

@@ -181,6 +181,8 @@ class SparseDataFiles:
 
     def spool_bytes(self) -> int:
         """Return what the spools occupy."""
+        if not self._tokens:  # asked before every write, and mostly there is none
+            return 0
         with self._lock:
             return sum(aside.bytes_of_files + aside.bytes_of_blocks for aside in self._tokens.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import stat
 
@@ -9,7 +10,7 @@ import pytest
 
 from spotwarp_fs.core import attributes, namespace, paths, treecheck
 from spotwarp_fs.core.errors import Refused
-from spotwarp_fs.core.records import EntryRecord, InodeRecord, entry_key, inode_key, name_key, xattr_key
+from spotwarp_fs.core.records import EntryRecord, InodeRecord, counted, entry_key, inode_key, name_key, xattr_key
 from spotwarp_fs.core.requests import Actor, AttributeChange, Node
 from spotwarp_fs.core.types import FILE_BYTES_MAX, ROOT_INODE, Inode
 from tests.support.dict_tree import DictTree
@@ -388,3 +389,14 @@ def test_check_finds_each_kind_of_damage(tree: DictTree, damage, sentence: str) 
     assert treecheck.check(tree) == []
     damage(tree)
     assert any(sentence in problem for problem in treecheck.check(tree)), treecheck.check(tree)
+
+
+def test_what_is_counted_of_a_record_is_what_it_decodes_to() -> None:
+    record = InodeRecord(FILE, 3, 1, 2, 1 << 40, 1 << 41, 0, -5, 6, 7, b"target")
+    assert counted(record.encode()) == (record.mode, record.nlink, record.size)
+
+
+def test_a_write_changes_size_allocation_and_two_times_only() -> None:
+    record = InodeRecord(LINK, 3, 1, 2, 10, 20, 30, 40, 50, 60, b"target")
+    expected = dataclasses.replace(record, size=11, allocated=21, mtime_ns=99, ctime_ns=99)
+    assert record.with_content(11, 21, 99) == expected
