@@ -41,6 +41,10 @@ class ChangeCounter:
         self._recent: set[bytes] = set()
         self._recent_ranges: dict[Inode, tuple[bytes, int]] = {}
 
+    def has_noted(self, key: bytes) -> bool:
+        """Tell whether the next cut takes *key* anyway; the answer may be a wrong no."""
+        return key in self._recent
+
     def rolled_back(self) -> None:
         """A transaction was aborted: what it noted is not in the map, so nothing counts as noted any more."""
         self._recent.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import stat
-from dataclasses import replace
 from typing import Final
 
 from spotwarp_fs.core.attributes import KNOWN_TYPES, clamped_time, dtype, gid_of_new, mode_of_new
@@ -87,7 +86,7 @@ def link(tree: TreeWrite, ino: Inode, parent: Inode, name: bytes, now_ns: int) -
         raise Refused(errno.ENOENT, f"inode {ino} has lost its last name")
     if record.nlink >= LINKS_MAX:
         raise Refused(errno.EMLINK, f"inode {ino} has {record.nlink} names, at most {LINKS_MAX} are allowed")
-    record = replace(record, nlink=record.nlink + 1, ctime_ns=now_ns)
+    record = record.with_links(record.nlink + 1, record.mtime_ns, now_ns)
     put_entry(tree, parent, name, Node(ino, record))
     touch_directory(tree, parent, now_ns)
     return put_inode(tree, ino, record)
@@ -198,7 +197,7 @@ def delete_entry(tree: TreeWrite, parent: Inode, name: bytes, ino: Inode) -> Non
 def touch_directory(tree: TreeWrite, ino: Inode, now_ns: int, *, subdirectories: int = 0) -> None:
     """Note that the entries of directory *ino* changed, and how many of its subdirectories came or went."""
     record = inode(tree, ino)
-    put_inode(tree, ino, replace(record, nlink=record.nlink + subdirectories, mtime_ns=now_ns, ctime_ns=now_ns))
+    put_inode(tree, ino, record.with_links(record.nlink + subdirectories, now_ns, now_ns))
 
 
 def drop_link(tree: TreeWrite, ino: Inode, now_ns: int) -> Node:
@@ -208,4 +207,4 @@ def drop_link(tree: TreeWrite, ino: Inode, now_ns: int) -> Node:
     nlink = 0 if stat.S_ISDIR(record.mode) else record.nlink - 1
     if nlink == 0:
         tree.put_local(ino_key(NodeTable.ORPHANS, ino), b"")
-    return put_inode(tree, ino, replace(record, nlink=nlink, ctime_ns=now_ns))
+    return put_inode(tree, ino, record.with_links(nlink, record.mtime_ns, now_ns))

@@ -189,7 +189,7 @@ class DataFiles(Protocol):
         ...
 
     def clear(self, ino: Inode, offset: int, length: int) -> None:
-        """Punch the range if the data file reaches into it (cheap when it does not)."""
+        """Punch the range that is written next, if the data file reaches into it (cheap when it does not)."""
         ...
 
     def keep_only(self, ino: Inode, blocks: frozenset[BlockIndex]) -> None:

@@ -69,6 +69,9 @@ class NodeTable:
 
 _INODE = struct.Struct(">IIIIQQQqqqI")
 _COUNTED = struct.Struct(">II8xQ")
+_SIZE, _SIZE_AT = struct.Struct(">Q"), 16
+_TIMES, _TIMES_AT = struct.Struct(">qq"), 48
+"""Where in a value of table i the size is, and mtime and ctime."""
 _ENTRY = struct.Struct(">QB")
 _FRAME_REF = struct.Struct(">IQIII32s")
 _U32 = struct.Struct(">I")
@@ -117,6 +120,22 @@ class InodeRecord:
             self.mode, self.nlink, self.uid, self.gid, size, allocated, self.rdev,
             self.atime_ns, now_ns, now_ns, self.target,
         )  # fmt: skip
+
+    def with_links(self, nlink: int, mtime_ns: int, ctime_ns: int) -> InodeRecord:
+        """Give the record after names came or went, as cheaply."""
+        return InodeRecord(
+            self.mode, nlink, self.uid, self.gid, self.size, self.allocated, self.rdev,
+            self.atime_ns, mtime_ns, ctime_ns, self.target,
+        )  # fmt: skip
+
+
+def after_write(value: bytes, stop: int, now_ns: int) -> bytes:
+    """Give a value of table i after a write that ends at *stop* into blocks that are there: its size and its times."""
+    size = max(_SIZE.unpack_from(value, _SIZE_AT)[0], stop)
+    return b"".join(
+        (value[:_SIZE_AT], _SIZE.pack(size), value[_SIZE_AT + 8 : _TIMES_AT], _TIMES.pack(now_ns, now_ns),
+         value[_TIMES_AT + 16 :])
+    )  # fmt: skip
 
 
 def counted(value: bytes) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntFlag
 
 from spotwarp_fs.core.errors import Refused
@@ -140,8 +140,11 @@ def _move(
     moved_directories = int(source.is_directory)
     delete_entry(tree, source.parent, source.name, source.node.ino)
     put_entry(tree, new_parent, new_name, source.node)
-    touch_directory(tree, source.parent, now_ns, subdirectories=-moved_directories)
-    touch_directory(tree, new_parent, now_ns, subdirectories=moved_directories - removed_directories)
+    if source.parent == new_parent:
+        touch_directory(tree, new_parent, now_ns, subdirectories=-removed_directories)
+    else:
+        touch_directory(tree, source.parent, now_ns, subdirectories=-moved_directories)
+        touch_directory(tree, new_parent, now_ns, subdirectories=moved_directories - removed_directories)
     return RenameOutcome(_renamed(tree, source, now_ns), replaced)
 
 
@@ -158,5 +161,5 @@ def _exchange(tree: TreeWrite, source: _Place, target: _Place, now_ns: int) -> R
 
 def _renamed(tree: TreeWrite, place: _Place, now_ns: int) -> Node:
     # Read again: the directory may just have been touched as a parent.
-    record = inode(tree, place.node.ino)
-    return put_inode(tree, place.node.ino, replace(record, ctime_ns=now_ns))
+    record = inode(tree, place.node.ino) if place.is_directory else place.node.record
+    return put_inode(tree, place.node.ino, record.with_links(record.nlink, record.mtime_ns, now_ns))

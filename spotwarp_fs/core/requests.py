@@ -24,6 +24,11 @@ class Actor:
     pid: int
     umask: int = 0
 
+    @property
+    def keeps_privileges(self) -> bool:
+        """Whether what this caller writes stays set-user-id: Linux asks for CAP_FSETID, a request tells the user."""
+        return self.uid == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

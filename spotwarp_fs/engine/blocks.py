@@ -9,9 +9,13 @@ The caller replies last.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
+import trio
+
+from spotwarp_fs.core.attributes import without_privileges
 from spotwarp_fs.core.changes import Recorder
 from spotwarp_fs.core.errors import Refused
 from spotwarp_fs.core.extents import Extent, blocks_of, pieces_per_block
@@ -22,7 +26,9 @@ from spotwarp_fs.core.records import (
     BlockState,
     InodeRecord,
     NodeTable,
+    after_write,
     block_key,
+    counted,
     ino_key,
     ino_range,
     inode_key,
@@ -32,6 +38,7 @@ from spotwarp_fs.core.types import BLOCK_BYTES, FILE_BYTES_MAX, BlockIndex, Inod
 from spotwarp_fs.engine.workspace import Workspace, block_state, read_inode
 
 EFBIG = 27
+SET_ID_BITS = stat.S_ISUID | stat.S_ISGID
 LOADED = b""
 """Value of table U once an inode's map is whole; a cutoff (4 bytes) before that; no row: what the base says."""
 SPOOL_BLOCKS_PER_STEP_MAX = 64
@@ -61,6 +68,17 @@ class ReadPlan:
         return [item for item in self.pieces if item[0] not in blocks]
 
 
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What a write meets."""
+
+    record: InodeRecord
+    states: dict[BlockIndex, BlockState | None]
+    """The rows of the blocks it touches; empty when all of them are dirty."""
+    missing: list[BlockIndex]
+    """Blocks that are changed only in part and whose bytes are not here."""
+
+
 class Blocks:
     """Byte-level steps on one workspace."""
 
@@ -69,19 +87,24 @@ class Blocks:
         self.may_destroy: Callable[[Inode, BlockIndex], bool] = lambda ino, first: True
         """Asks whether bytes from a block on may go now; while the fsync journal vouches for them, `finish` waits."""
 
-    def missing_for_write(self, ino: Inode, extent: Extent) -> list[BlockIndex]:
-        """Blocks that a write of *extent* changes only in part and whose bytes are not here."""
-        if self._ws.all_dirty(ino, blocks_of(extent)):
-            return []
-        missing = []
-        with self._ws.kv.read() as view:
-            size = read_inode(view, ino).size
+    def plan_write(self, ino: Inode, extent: Extent) -> WritePlan:
+        """Say what a write of *extent* meets; it counts for a `write` in the same step.
+
+        Most small writes meet blocks that are dirty already: then the map is not asked for them.
+        """
+        ws = self._ws
+        with ws.kv.read() as view:
+            record = read_inode(view, ino)
+            if ws.all_dirty(ino, blocks_of(extent)):
+                return WritePlan(record, {}, [])
+            states, missing = {}, []
             for block, piece in pieces_per_block(extent):
-                start = block * BLOCK_BYTES
-                whole = piece.start == start and piece.stop >= min(start + BLOCK_BYTES, size)
-                if not whole and _absent(block_state(view, ino, block)):
-                    missing.append(block)
-        return missing
+                state = states[block] = block_state(view, ino, block)
+                if state is not None and not state.local:
+                    start = block * BLOCK_BYTES
+                    if piece.start != start or piece.stop < min(start + BLOCK_BYTES, record.size):
+                        missing.append(block)
+        return WritePlan(record, states, missing)
 
     def missing_for_truncate(self, view: KVRead, ino: Inode, size: int) -> list[BlockIndex]:
         """The block that *size* cuts in two, when its bytes are not here and some of them would go."""
@@ -119,41 +142,42 @@ class Blocks:
             for block, piece, here in pieces
         }
 
-    def write(self, ino: Inode, offset: int, data: bytes, now_ns: int) -> None:
-        """Write *data* at *offset*; every block that it covers in part has local bytes.
-
-        Most small writes meet blocks that are dirty already: their rows say so, and are only noted for the next cut.
-        """
-        ws = self._ws
-        extent = Extent(offset, offset + len(data))
-        if extent.stop > FILE_BYTES_MAX:
-            raise Refused(EFBIG, f"a file holds at most {FILE_BYTES_MAX} bytes; this write ends at {extent.stop}")
-        blocks = [BlockIndex(block) for block in blocks_of(extent)]
-        with ws.kv.read() as view:
-            record = read_inode(view, ino)
-            states = {} if ws.all_dirty(ino, blocks) else {block: block_state(view, ino, block) for block in blocks}
+    def write(
+        self,
+        ino: Inode,
+        offset: int,
+        data: bytes,
+        now_ns: int,
+        plan: WritePlan,
+        *,
+        keeps_privileges: bool = True,
+    ) -> None:
+        """Write *data* at *offset*; every block that it covers in part has local bytes."""
+        ws, record, states = self._ws, plan.record, plan.states
+        stop = offset + len(data)
+        if stop > FILE_BYTES_MAX:
+            raise Refused(EFBIG, f"a file holds at most {FILE_BYTES_MAX} bytes; this write ends at {stop}")
         if offset > record.size:
             # Bytes beyond the old end may be left over from a truncation that a crash cut short.
             ws.data.truncate(ino, record.size)
+        blocks = [BlockIndex(block) for block in blocks_of(Extent(offset, stop))]
         for block in blocks:
             self._keep_for_cut(ino, block)
             ws.generations.raise_for(ino, block)
         holes = [block for block, state in states.items() if state is None]
-        early = [block for block, state in states.items() if state is not None and state.local and not state.dirty]
-        if early:
-            with ws.change() as recorder:
-                self._mark(recorder, ino, early)
-            # Before anything that may fail: a block that is dirty in the map only would end all publishing.
-            for block in early:
-                ws.mark_dirty(ino, block)
+        self._mark_early(
+            ino, [b for b, state in states.items() if state is not None and state.local and not state.dirty]
+        )
         for block in holes:
             ws.data.clear(ino, block * BLOCK_BYTES, BLOCK_BYTES)
         ws.data.pwrite(ino, offset, data)
         with ws.change() as recorder:
-            mark = self._mark if states else self._mark_again
-            mark(recorder, ino, blocks)
+            put_rows = self._mark if states else self._mark_again
+            put_rows(recorder, ino, blocks)
             allocated = record.allocated + len(holes) * BLOCK_BYTES
-            changed = record.with_content(max(record.size, extent.stop), allocated, now_ns)
+            changed = record.with_content(max(record.size, stop), allocated, now_ns)
+            if record.mode & SET_ID_BITS and not keeps_privileges:
+                changed = replace(changed, mode=without_privileges(record.mode))
             recorder.put(inode_key(ino), changed.encode())
         if any(state is None or not state.local for state in states.values()):
             # At most one block per file is counted late: what it grows by is noted when the next one begins.
@@ -162,7 +186,55 @@ class Blocks:
             ws.mark_dirty(ino, block)
         ws.bytes_written += len(data)
 
-    def truncate(self, ino: Inode, size: int, now_ns: int) -> InodeRecord:
+    def _mark_early(self, ino: Inode, framed: list[BlockIndex]) -> None:
+        """Mark blocks that have a frame and local bytes dirty, before these change."""
+        if framed:
+            with self._ws.change() as recorder:
+                self._mark(recorder, ino, framed)
+            # Before anything that may fail: a block that is dirty in the map only would end all publishing.
+            for block in framed:
+                self._ws.mark_dirty(ino, block)
+
+    def write_on(self, ino: Inode, offset: int, data: bytes, now_ns: int) -> bool:
+        """Write into blocks that are dirty and whose change is noted already; False, and nothing done, for all others.
+
+        This is `write` for most small writes: only bytes, size and times change, so one row does. The order is the
+        same: the generation rises before the `pwrite`, and the row is committed after it.
+        """
+        ws = self._ws
+        stop = offset + len(data)
+        first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
+        is_scratch = ino in ws.scratch
+        dirty = (ws.scratch_dirty if is_scratch else ws.dirty).get(ino)
+        key = inode_key(ino)
+        if dirty is None or last - first > 1 or stop > FILE_BYTES_MAX or not ws.counter.has_noted(key):
+            return False
+        blocks = (BlockIndex(first),) if first == last else (BlockIndex(first), BlockIndex(last))
+        for block in blocks:
+            if block not in dirty or not ws.counter.has_noted(block_key(ino, block)):
+                return False
+            if ws.cut is not None and ws.cut.protects(ino, block):
+                return False
+        with ws.kv.write() as txn:
+            value = txn.get(key)
+            if value is None:
+                return False
+            mode, nlink, size = counted(value)
+            if offset > size or mode & SET_ID_BITS:
+                return False
+            for block in blocks:
+                ws.generations.raise_for(ino, block)
+            ws.data.pwrite(ino, offset, data)
+            txn.put(key, after_write(value, stop, now_ns))
+        if stop > size and nlink and not is_scratch:
+            ws.logical_bytes += stop - size
+        now_s = trio.current_time()
+        for block in blocks:
+            dirty[block] = now_s
+        ws.bytes_written += len(data)
+        return True
+
+    def truncate(self, ino: Inode, size: int, now_ns: int, *, keeps_privileges: bool = True) -> InodeRecord:
         """Set the length; the block that is cut in two has local bytes (or loses nothing)."""
         ws = self._ws
         if size > FILE_BYTES_MAX:
@@ -187,7 +259,8 @@ class Blocks:
             if size == 0:
                 # In the same transaction: what the base says of this inode no longer counts.
                 recorder.put_local(ino_key(NodeTable.UNLOADED, ino), LOADED)
-            record = replace(record, size=size, mtime_ns=now_ns, ctime_ns=now_ns)
+            mode = record.mode if keeps_privileges else without_privileges(record.mode)
+            record = replace(record, size=size, mode=mode, mtime_ns=now_ns, ctime_ns=now_ns)
             recorder.put(inode_key(ino), record.encode())
         for block in dropped:
             ws.unmark_dirty(ino, block)
@@ -279,7 +352,3 @@ def cut_piece(raw: bytes, block: BlockIndex, piece: Extent) -> bytes:
     """Cut a piece out of a block's valid bytes; what lies beyond them reads as zeros (H5)."""
     start = piece.start - block * BLOCK_BYTES
     return raw[start : start + piece.length].ljust(piece.length, b"\0")
-
-
-def _absent(state: BlockState | None) -> bool:
-    return state is not None and not state.local

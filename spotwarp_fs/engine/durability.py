@@ -199,10 +199,10 @@ class Durability:
         if reason is not None:
             raise Refused(EIO, reason)
 
-    def note_write(self, ino: Inode, extent: Extent) -> None:
+    def note_write(self, ino: Inode, offset: int, count: int) -> None:
         """A failed file is good again when everything that was in doubt has been written again."""
         self._answered.discard(ino)
-        if self._ws.unsynced.written(ino, extent):
+        if ino in self._ws.unsynced and self._ws.unsynced.written(ino, Extent(offset, offset + count)):
             self._ws.data.clear_failed(ino)
 
     def note_end(self, ino: Inode, size: int) -> None:

@@ -37,6 +37,8 @@ class OpenFile:
 
     ino: Inode
     writable: bool
+    keeps_privileges: bool = True
+    """Whether writing through it leaves set-user-id bits alone."""
 
 
 class Files:
@@ -166,20 +168,20 @@ class Files:
             if flags & os.O_TRUNC:
                 self._writers[ino] += 1
                 try:
-                    await self.truncate(ino, 0)
+                    await self.truncate(ino, 0, keeps_privileges=actor.keeps_privileges)
                 finally:
                     self._writers[ino] -= 1
             else:
                 await self._maps.load(ino)
-            return self.opened(ino, flags)
+            return self.opened(ino, flags, actor)
         finally:
             self.unpin(ino)
 
-    def opened(self, ino: Inode, flags: int) -> Handle:
+    def opened(self, ino: Inode, flags: int, actor: Actor) -> Handle:
         """Make a handle."""
         handle = self.new_handle()
         writable = flags & O_ACCMODE != os.O_RDONLY
-        self._files[handle] = OpenFile(ino, writable)
+        self._files[handle] = OpenFile(ino, writable, actor.keeps_privileges)
         self._holders[ino] += 1
         if writable:
             self._writers[ino] += 1
@@ -281,28 +283,42 @@ class Files:
         if not data:
             return 0
         ws, ino = self._ws, file.ino
+        tight = self._budget.tight
+        if not tight and self._is_being_written(ino) and self._blocks.write_on(ino, offset, data, ws.wall.now_ns()):
+            self._durability.note_write(ino, offset, len(data))
+            return len(data)
         extent = Extent(offset, offset + len(data))
-        if self._budget.tight:
+        if tight:
             await self._budget.room_for_bytes(len(data), given_up)
         while True:
             ws.check_writable()
             if not self._durability.is_settled(ino):
                 await self._durability.settle(ino)
                 continue
-            missing = self._blocks.missing_for_write(ino, extent)
-            if not missing:
+            plan = self._blocks.plan_write(ino, extent)
+            if not plan.missing:
                 break
             # Or a full cache evicts the first while the second is on its way, and so on for ever.
             with ws.busy.hold(ino, blocks_of(extent)):
-                await self._budget.room_for_blocks(len(missing))
-                await self._hydrator.demand(ino, missing, for_write=True, given_up=given_up)
+                await self._budget.room_for_blocks(len(plan.missing))
+                await self._hydrator.demand(ino, plan.missing, for_write=True, given_up=given_up)
         self._mark_written(ino)
-        self._blocks.write(ino, offset, data, ws.wall.now_ns())
-        self._durability.note_write(ino, extent)
+        self._blocks.write(ino, offset, data, ws.wall.now_ns(), plan, keeps_privileges=file.keeps_privileges)
+        self._durability.note_write(ino, offset, len(data))
         return len(data)
 
-    async def truncate(self, ino: Inode, size: int) -> None:
-        """Set a file's length."""
+    def _is_being_written(self, ino: Inode) -> bool:
+        """Tell whether a write needs no look at anything but its blocks: it has its mark, and nothing to wait for."""
+        mark = self._marks.get(ino)
+        return (
+            mark is not None
+            and not (mark.flushed_ns or mark.torn)
+            and self._ws.fenced is None
+            and self._durability.is_settled(ino)
+        )
+
+    async def truncate(self, ino: Inode, size: int, *, keeps_privileges: bool = True) -> None:
+        """Set a file's length; unless *keeps_privileges*, it is set-user-id no more."""
         ws = self._ws
         if size:
             await self._maps.load(ino)
@@ -319,7 +335,7 @@ class Files:
             await self._hydrator.demand(ino, missing, for_write=True)
         if self._writers.get(ino):
             self._mark_written(ino)
-        self._blocks.truncate(ino, size, ws.wall.now_ns())
+        self._blocks.truncate(ino, size, ws.wall.now_ns(), keeps_privileges=keeps_privileges)
         self._durability.note_end(ino, size)
         if size == 0:
             self._maps.is_whole(ino)

@@ -57,7 +57,7 @@ class Filesystem:
         """Change attributes; a new size first, so that an explicit mtime wins."""
         self._ws.check_writable()
         if change.size is not None:
-            await self._files.truncate(ino, change.size)
+            await self._files.truncate(ino, change.size, keeps_privileges=actor.keeps_privileges)
         with self._ws.change() as recorder:
             return set_attributes(recorder, ino, change, self._ws.wall.now_ns())
 
@@ -68,7 +68,7 @@ class Filesystem:
         """
         mark = inflight.on_write(None, self._ws.wall.now_ns()) if flags & os.O_ACCMODE != os.O_RDONLY else None
         node = self._make(parent, name, stat.S_IFREG | stat.S_IMODE(mode), actor, mark=mark)
-        return self._files.opened(node.ino, flags), node
+        return self._files.opened(node.ino, flags, actor), node
 
     async def mknod(self, parent: Inode, name: bytes, mode: int, rdev: int, actor: Actor) -> Node:
         """Make a file, fifo, socket or device."""

@@ -17,7 +17,7 @@ import pyfuse3
 import trio
 
 from spotwarp_fs.core.errors import ExitCode, UserError
-from spotwarp_fs.fuse import mounting, tuning, underlay
+from spotwarp_fs.fuse import handshake, mounting, requestloop, tuning, underlay
 from spotwarp_fs.fuse.mountinfo import mounts_at
 from spotwarp_fs.fuse.operations import Operations
 from spotwarp_fs.fuse.port import Filesystem
@@ -41,6 +41,7 @@ async def serve(
         _mount(fs, mountpoint, options)
         try:
             device = _devices_at(mountpoint)[-1]
+            requestloop.take_over(handshake.begin())
             underlay.close_off(below, mountpoint, options.underlay_record)
             log.info("mounted mountpoint=%s workspace=%s", mountpoint, options.workspace)
             await _answer_requests(mountpoint, options, ready)

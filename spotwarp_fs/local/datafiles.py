@@ -95,12 +95,12 @@ class SparseDataFiles:
                 punch_hole(fd, offset, length)
 
     def clear(self, ino: Inode, offset: int, length: int) -> None:
-        """Punch the range if the data file reaches into it."""
-        file = self._files.use(self._path(ino))
-        if file is not None:
-            with file as fd:
-                if os.fstat(fd).st_size > offset:
-                    punch_hole(fd, offset, length)
+        """Punch the range if the data file reaches into it; makes the file, for a write follows."""
+        file = self._files.use(self._path(ino), create=True)
+        assert file is not None
+        with file as fd:
+            if os.fstat(fd).st_size > offset:
+                punch_hole(fd, offset, length)
 
     def keep_only(self, ino: Inode, blocks: frozenset[BlockIndex]) -> None:
         """Punch every block but these (after a rebuild); a file that keeps none is removed."""

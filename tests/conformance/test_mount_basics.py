@@ -79,6 +79,15 @@ def test_truncating_open_reaches_the_engine_as_a_flag(mount: Mounted) -> None:
     assert os.stat(mount.path / "f").st_size == 0
 
 
+def test_the_kernel_asks_once_per_file_whether_a_write_takes_privileges_away(mount: Mounted) -> None:
+    """Else it asks before every write, which then costs two requests (FUSE_HANDLE_KILLPRIV_V2)."""
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(4096))
+    assert 1 <= len(mount.events("getxattr")) <= 2
+    assert "each write" not in mount.log()
+
+
 def test_listing_while_emptying_skips_and_repeats_nothing(mount: Mounted) -> None:
     for number in range(2000):
         (mount.path / f"f{number:04}").touch()

@@ -345,6 +345,12 @@ class TestAttributes:
         assert os.listxattr(place) == ["user.on-a-directory"]
 
 
+def write_at(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        file.write(data)
+
+
 def as_user(uid: int, *calls: Callable[[], object]) -> int:
     """The errno that *calls* end with when user *uid* makes them, 0 if they do not."""
     child = os.fork()
@@ -413,6 +419,45 @@ class TestUsers:
         path.chmod(0o6777)
         os.chown(path, 1236, 1236)
         assert not path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+
+    def test_any_small_write_or_truncation_of_a_user_clears_the_setuid_bit(self, place: Path) -> None:
+        path = place / "f"
+        path.write_bytes(bytes(10_000))
+        os.chown(path, 1234, 1234)
+        with open(path, "r+b", buffering=0) as by_root:
+            by_root.write(b"1")
+            for mode, left in [(0o6777, 0o777), (0o6767, 0o2767), (0o4755, 0o755)]:
+                path.chmod(mode)
+                by_root.write(b"2")
+                os.truncate(path, 9_000)
+                assert stat.S_IMODE(path.stat().st_mode) == mode
+                assert as_user(1234, lambda: write_at(path, 5, b"3")) == 0
+                assert stat.S_IMODE(path.stat().st_mode) == left
+                path.chmod(mode)
+                assert as_user(1234, lambda: os.truncate(path, 8_000)) == 0
+                assert stat.S_IMODE(path.stat().st_mode) == left
+
+    def test_a_bit_that_is_set_between_two_writes_of_a_user_is_cleared(self, place: Path) -> None:
+        path = place / "f"
+        path.touch()
+        os.chown(path, 1234, 1234)
+
+        def write_chmod_write() -> None:
+            with open(path, "r+b", buffering=0) as file:
+                file.write(b"1")
+                os.fchmod(file.fileno(), 0o4755)
+                file.write(b"2")
+
+        assert as_user(1234, write_chmod_write) == 0
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+    def test_a_write_takes_file_capabilities_away(self, place: Path) -> None:
+        path, capability = place / "f", bytes.fromhex("0100000200040000000000000000000000000000")
+        path.write_bytes(bytes(4096))
+        os.setxattr(path, "security.capability", capability)
+        with open(path, "r+b", buffering=0) as file:
+            file.write(b"1")
+        assert refused(lambda: os.getxattr(path, "security.capability")) == errno.ENODATA
 
     def test_umask_applies(self, place: Path) -> None:
         place.chmod(0o777)

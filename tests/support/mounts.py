@@ -210,6 +210,7 @@ class Tiny:
         return FilesystemFigures(4096, 1 << 40, 1 << 39, 1000, 900)
 
     async def getxattr(self, ino: Inode, name: bytes) -> bytes:
+        self.event(request="getxattr", name=os.fsdecode(name))
         try:
             return self.xattrs[ino][name]
         except KeyError:

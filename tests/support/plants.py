@@ -25,7 +25,7 @@ from spotwarp_fs.core.records import BLOCK_TABLE, BlockState, FrameRef, block_ke
 from spotwarp_fs.core.scratch import published
 from spotwarp_fs.core.types import BLOCK_BYTES, BlockIndex, Generation, Inode, ManifestNumber
 from spotwarp_fs.engine import stream
-from spotwarp_fs.engine.blocks import Blocks
+from spotwarp_fs.engine.blocks import Blocks, WritePlan
 from spotwarp_fs.engine.budget import Budget
 from spotwarp_fs.engine.claim import Claim
 from spotwarp_fs.engine.hydrate import Hydrator
@@ -66,7 +66,7 @@ def plant(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 _acknowledge = Sealer._acknowledge
-_truncate = Blocks.truncate
+_truncate, _plan_write = Blocks.truncate, Blocks.plan_write
 _drop = Budget._drop
 _write_changes = Streamer._write
 _publish = Publisher.publish
@@ -95,10 +95,10 @@ def frame_set_whatever_was_written_since(self: Sealer, job: Job, ref: FrameRef |
 
 
 @plant(Blocks, "truncate")
-def truncation_without_a_new_generation(self: Blocks, ino: Inode, size: int, now_ns: int) -> Any:
+def truncation_without_a_new_generation(self: Blocks, ino: Inode, size: int, now_ns: int, **options: bool) -> Any:
     """Only writes raise a block's generation."""
     with patch.object(Generations, "raise_for_all"), patch.object(Generations, "raise_for"):
-        return _truncate(self, ino, size, now_ns)
+        return _truncate(self, ino, size, now_ns, **options)
 
 
 @plant(Publisher, "_create")
@@ -113,10 +113,10 @@ async def own_lost_answer_taken_for_a_rival(self: Publisher, number: Any, body: 
     return None
 
 
-@plant(Blocks, "missing_for_write")
-def partial_write_over_an_absent_block(self: Blocks, *_: Any) -> list[BlockIndex]:
+@plant(Blocks, "plan_write")
+def partial_write_over_an_absent_block(self: Blocks, ino: Inode, extent: Extent) -> WritePlan:
     """A write goes to the data file whether or not the rest of its block is there (C1)."""
-    return []
+    return replace(_plan_write(self, ino, extent), missing=[])
 
 
 @plant(Budget, "_drop")
