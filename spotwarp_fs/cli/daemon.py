@@ -21,7 +21,6 @@ from spotwarp_fs.cli.at import read_at
 from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_budget, cache_directory, workspace_of
 from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
-from spotwarp_fs.cli.directed import Directed, engine_settings_here
 from spotwarp_fs.cli.map_loss import notices, open_map, settle_trust
 from spotwarp_fs.cli.mounted import Mounted, mount_options
 from spotwarp_fs.cli.permit_file import node_of, note_claim, permit_of
@@ -219,6 +218,8 @@ async def _serve_workspace(
             if wish.form == "fuse":
                 drained = await Mounted(wish, settings, served, ready).run()
             else:
+                from spotwarp_fs.cli.directed import Directed  # a mount starts without it a sixth sooner
+
                 drained = await Directed(wish, settings, served, session, ready, workspace_id=workspace_id).run()
             nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
@@ -254,7 +255,8 @@ def _workspace(
     budget = cache_budget(settings, free_bytes=free_bytes, cached_bytes=cached_bytes, in_use=in_use)
     limits = engine_settings(settings, budget)
     if wish is not None and wish.form == "directory":
-        limits = engine_settings_here(limits)
+        # Its bytes are not in a cache.
+        limits = replace(limits, warm_bytes_max=0, warm_small_files_max=0, hydrate_all=False)
     if wish is not None and wish.node_intent is not None:
         limits = replace(limits, heartbeat_s=WATCHED_HEARTBEAT_S)
     return Workspace(

@@ -39,7 +39,6 @@ from spotwarp_fs.directory.watching import watch
 from spotwarp_fs.engine.control import ControlServer
 from spotwarp_fs.engine.publish import Head
 from spotwarp_fs.engine.session import Drained, Session
-from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.local.system import SystemWall
 
 log = logging.getLogger(__name__)
@@ -47,11 +46,6 @@ log = logging.getLogger(__name__)
 ANSWER_S: Final = 2.0
 LOOK_SHARE: Final = 0.5
 """Share of a drain's time that the last scan may take."""
-
-
-def engine_settings_here(settings: EngineSettings) -> EngineSettings:
-    """Change the engine's settings for a workspace whose bytes are not in a cache."""
-    return replace(settings, warm_bytes_max=0, warm_small_files_max=0, hydrate_all=False)
 
 
 class Directed:

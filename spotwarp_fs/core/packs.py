@@ -87,8 +87,12 @@ class PackBuilder:
     def finish(self) -> bytes:
         """Give the pack's bytes: the same each time, so that a retry sends the same body."""
         rows = b"".join(_ROW.pack(ref.digest, ref.offset, ref.stored_bytes, ref.raw_bytes) for ref in self._refs)
-        body = b"".join([*self._parts, rows, _TRAILER.pack(INDEX_MAGIC, self._end, len(self._refs))])
-        return body + blake3.blake3(body).digest()
+        parts = [*self._parts, rows, _TRAILER.pack(INDEX_MAGIC, self._end, len(self._refs))]
+        # Hashed part by part and joined once: a copy of the whole costs as much as hashing it.
+        hasher = blake3.blake3()
+        for part in parts:
+            hasher.update(part)
+        return b"".join([*parts, hasher.digest()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def test_a_hole_gives_its_space_back(files: AnyFiles) -> None:
 
 def test_clear_is_a_punch_that_may_miss(files: AnyFiles) -> None:
     files.clear(INO, 0, 10)
-    assert list(files.inodes()) == []
+    assert files.pread(INO, 0, 10) == bytes(10)
     files.pwrite(INO, 0, b"x" * 100)
     files.clear(INO, 4096, 4096)
     files.clear(INO, 50, 4096)
