@@ -22,7 +22,7 @@ from spotwarp_fs.cli.daemon_wish import DaemonWish, Ready
 from spotwarp_fs.cli.derived import cache_budget, cache_directory, workspace_of
 from spotwarp_fs.cli.desks import ReaderDesk, WriterDesk
 from spotwarp_fs.cli.map_loss import notices, open_map, settle_trust
-from spotwarp_fs.cli.mounted import Mounted, mount_options
+from spotwarp_fs.cli.mounted import Mounted, Served, mount_options
 from spotwarp_fs.cli.permit_file import node_of, note_claim, permit_of
 from spotwarp_fs.cli.setting_aside import set_cache_aside
 from spotwarp_fs.cli.settings import Settings
@@ -39,7 +39,7 @@ from spotwarp_fs.engine.reader import ReadPorts
 from spotwarp_fs.engine.readonly import serve_state
 from spotwarp_fs.engine.recover import LostMap
 from spotwarp_fs.engine.salvage import Outcome
-from spotwarp_fs.engine.session import Drained, SessionPorts, serve
+from spotwarp_fs.engine.session import Drained, Session, SessionPorts, serve
 from spotwarp_fs.engine.settings import EngineSettings
 from spotwarp_fs.engine.stale import set_stale_aside
 from spotwarp_fs.engine.workspace import Workspace
@@ -218,9 +218,7 @@ async def _serve_workspace(
             if wish.form == "fuse":
                 drained = await Mounted(wish, settings, served, ready).run()
             else:
-                from spotwarp_fs.cli.directed import Directed  # a mount starts without it a sixth sooner
-
-                drained = await Directed(wish, settings, served, session, ready, workspace_id=workspace_id).run()
+                drained = await _directed(wish, settings, served, session, ready, workspace_id)
             nursery.cancel_scope.cancel()
         # What is set aside in the store is as safe as what is published: the cache has nothing to itself.
         cache.note_released(released=drained.saved or bool(drained.salvage))
@@ -229,6 +227,20 @@ async def _serve_workspace(
         journal.close()
         data.close()
         kv.close()
+
+
+async def _directed(
+    wish: DaemonWish,
+    settings: Settings,
+    served: Served,
+    session: Session,
+    ready: Callable[[Ready], None],
+    workspace_id: str,
+) -> Drained:
+    """Serve a plain directory. Imported here: a mount starts a sixth sooner without it."""
+    from spotwarp_fs.cli.directed import Directed
+
+    return await Directed(wish, settings, served, session, ready, workspace_id=workspace_id).run()
 
 
 def _writer(wish: DaemonWish) -> Writer:
