@@ -21,7 +21,7 @@ from provisioner.core.race.messages import (
     Rebid,
 )
 from provisioner.core.ranking import Ranked
-from provisioner.core.rendezvous import NodePhase, Report
+from provisioner.core.rendezvous import NodePhase, Report, Request
 from provisioner.engine.ending import Ending
 from provisioner.engine.ports import EXIT_FAILED
 from provisioner.engine.racing import Driver, Kit, NodeOrders, race_settings
@@ -38,6 +38,9 @@ class Move:
     provider: str = ""
     ordered: bool = False
     """Whether the node was told to hand over."""
+    request: Request | None = None
+    """What asked for it: it stays in the store until the move is over, so that a controller that dies does not
+    take it along."""
 
 
 class Decider:
@@ -227,7 +230,7 @@ class Decider:
         ready = any(c.phase is Phase.READY for c in self._driver.race.candidates.values())
         if self._verdict.race and not move.ordered:
             # Lost on the way: from here on it is a loss like any other.
-            self._move = None
+            self._end_move()
             if self._timeline is not None:
                 self._timeline.kind, self._timeline.lost_at_s = "loss", self._holder.last_alive_s
         elif ready and not move.ordered and self._holder.ident is not None:
@@ -235,8 +238,14 @@ class Decider:
             self._kit.say("a replacement is ready: the node publishes and hands over")
             self._orders.change(self._holder.ident, hand_over=True)
         elif not move.ordered and now_s > move.until_s:
-            self._move = None
+            self._end_move()
             self._driver.step(Cancel(f"no candidate was ready within {self._settings.move_s:.0f} s"))
+
+    def _end_move(self) -> None:
+        """Nobody is moved any more, for better or worse."""
+        move, self._move = self._move, None
+        if move is not None and move.request is not None:
+            self._kit.nursery.start_soon(self._kit.forget_request, move.request)
 
     def _bring_back(self, race: Race, now_s: float) -> None:
         """A higher bid for the stopped node joins the race, once; so does a node that came back by itself."""
@@ -281,7 +290,7 @@ class Decider:
             self._drill = ""
         elif self._timeline is not None and self._timeline.winner is None:
             self._timeline = None
-        self._move = None
+        self._end_move()
         if after.outcome is Outcome.FAILED and self._ending is None:
             self._failed(after, now_s)
 

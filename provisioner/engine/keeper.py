@@ -204,9 +204,10 @@ class Keeper(Decider):
                 self._drill = request.why or "a drill"
                 self._driver.lose(record)
             else:
-                self._move = Move(self._kit.now_s() + self._settings.move_s, request.provider)
+                self._move = Move(self._kit.now_s() + self._settings.move_s, request.provider, request=request)
                 self._begin("move", request.why or "asked for by the user", self._kit.now_s())
+                return
         else:
             node = request.of or "the node"
             self._kit.say(f"the {request.kind.value} of {node} is left out: it does not hold the workspace")
-        self._kit.nursery.start_soon(self._kit.forget_request)
+        self._kit.nursery.start_soon(self._kit.forget_request, request)

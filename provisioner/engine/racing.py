@@ -38,7 +38,7 @@ from provisioner.core.race.messages import (
     Search,
 )
 from provisioner.core.race.state import RACE_BUDGET_MIN_USD
-from provisioner.core.rendezvous import Orders, encode, orders_key, request_key
+from provisioner.core.rendezvous import BadMessage, Orders, Request, decode, encode, orders_key, request_key
 from provisioner.core.wishes import Wish
 from provisioner.engine.accounts import Account, Creator
 from provisioner.engine.books import Books
@@ -72,10 +72,16 @@ class Kit:
         """Tell the user."""
         self.observe(Said(self.now_s(), text))
 
-    async def forget_request(self) -> None:
-        """Delete what a user asked for; should that fail, it is seen again, and left out again."""
-        with contextlib.suppress(StoreUnavailable, StoreDenied):
-            await answered(self.ports.settings, lambda: self.ports.shelf.delete([request_key(self.spec.job)]))
+    async def forget_request(self, request: Request | None = None) -> None:
+        """Delete *request*, unless something else was asked for since then; None deletes whatever is there.
+
+        Should that fail, it is seen again, and left out again.
+        """
+        key, shelf = request_key(self.spec.job), self.ports.shelf
+        with contextlib.suppress(StoreUnavailable, StoreDenied, BadMessage):
+            raw = await answered(self.ports.settings, lambda: shelf.get(key))
+            if raw is not None and (request is None or decode(Request, raw) == request):
+                await answered(self.ports.settings, lambda: shelf.delete([key]))
 
 
 class NodeOrders:

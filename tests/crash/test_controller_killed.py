@@ -1,4 +1,4 @@
-"""P-14: a controller that is killed with SIGKILL in each phase of a job is started again, and leaves nothing.
+"""P-14: a controller that is killed with SIGKILL in each phase of a job is started again, and nothing is left over.
 
 Real processes: the controller, its nodes on the local provider, a directory as store.
 """

@@ -1,4 +1,4 @@
-"""Commands about nodes that are rented: the way into one, its output as it grows, the rest, an empty account.
+"""Commands about rented nodes: the way into one, its output as it grows, collecting the rest, an empty account.
 
 A simulated Vast over loopback; what its controller would have left in the store is written here.
 """

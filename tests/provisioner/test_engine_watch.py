@@ -130,6 +130,38 @@ async def test_a_move_hands_over_and_loses_nothing(w: World) -> None:
     assert takeover.at_s - before.at_s < 10, "the command stood still for a moment only"
 
 
+@pytest.mark.promise("P-14")
+@pytest.mark.parametrize("ordered", [False, True], ids=["while the replacement boots", "after the order to hand over"])
+def test_a_controller_that_dies_in_mid_move_loses_neither_work_nor_a_node(ordered: bool) -> None:
+    words = "a replacement is ready" if ordered else "move: "
+
+    async def main() -> None:
+        async with world(work=Work(900)) as w:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(w.run)
+                first = await w.until_running()
+                await trio.sleep(100)
+                assert w.bucket.head is not None
+                # As the command does: a node is named, so the request means nothing any more once that one is replaced.
+                w.ask(RequestKind.MOVE, w.bucket.head.intent or "")
+                await w.until(lambda: words in w.said())
+                await w.until(lambda: ordered or len(w.alive()) > 1)
+                nursery.cancel_scope.cancel()
+            w.dead.add(w.pid)
+            await trio.sleep(20)
+            end = await w.run()
+            assert (end.exit_code, end.orphans) == (0, ())
+            holders = {one.instance_id for one in w.bucket.manifests}
+            assert len(holders) == 2, "the next controller makes the move that was asked for"
+            assert first.ident in holders
+            assert request_key(JOB) not in w.bucket.objects
+            progress = [one.progress_s for one in w.bucket.manifests]
+            assert progress == sorted(progress), "no work was lost"
+            w.check_end()
+
+    in_virtual_time(main)
+
+
 @story(kinds=["launch", "move"], work=Work(2500), spec=replace(SPEC, limits=Limits(move_below=0.3)))
 async def test_a_much_cheaper_offer_starts_a_move(w: World) -> None:
     first = await w.until_running()
