@@ -30,6 +30,7 @@ from provisioner.core.ranking import Ranked, RankSettings, race_order, rank
 from provisioner.core.timing import transfer_s
 from provisioner.simulator.draws import Draws
 from provisioner.simulator.latencies import SHIPPED, Latencies
+from provisioner.simulator.market.instances import Instance
 from tests.support.failover_world import SPEC, Work, World, in_virtual_time, launch_of, world
 
 PICTURE: Final = Path(__file__).resolve().parents[1] / "docs" / "failover_table.svg"
@@ -84,10 +85,14 @@ def put_image(w: World, offer: Offer, spec: JobSpec) -> None:
             machine.images.add(spec.image)
 
 
-async def remember(w: World, case: Case, seed: int) -> None:
+async def remember(w: World, case: Case, seed: int, first: Instance) -> None:
     """Let one of the machines that will race have the image, since another job ran on it yesterday."""
-    found = [with_bid(offer) for provider in w.providers.values() for offer in await provider.search(w.spec.wish)]
-    racing = race_order(rank(found, RankSettings(disk_gb=w.spec.wish.disk_gb)))[: case.candidates]
+    # As the race's first round: spot alone, and not the machine that the job rents already.
+    wish = replace(w.spec.wish, on_demand_max_usd_gpu_h=None)
+    found = [with_bid(offer) for provider in w.providers.values() for offer in await provider.search(wish)]
+    others = [offer for offer in found if offer.machine_id != str(first.machine.machine_id)]
+    boots = {name: (await provider.capabilities()).boot for name, provider in w.providers.items()}
+    racing = race_order(rank(others, RankSettings(disk_gb=wish.disk_gb, boots=boots)))[: case.candidates]
     named: list[Ranked] = [entry for entry in racing if entry.offer.machine_id]
     offer = named[seed % len(named)].offer
     put_image(w, offer, w.spec)
@@ -114,7 +119,7 @@ def failover(case: Case, seed: int) -> dict[str, float | None]:
                 nursery.start_soon(w.run)
                 first = await w.until_running()
                 if case.known:
-                    await remember(w, case, seed)
+                    await remember(w, case, seed, first)
                 await trio.sleep(60 + w.draws.uniform(0, 10))
                 lost_s = w.now_s()
                 w.sim.world.destroy(first)

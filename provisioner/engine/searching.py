@@ -101,9 +101,8 @@ async def search(
     names = [account.name for account in accounts]
     offers = [offer for name in names if not isinstance(found := answers[name], str) for offer in found]
     failures = tuple(failure for name in names if isinstance(failure := answers[name], str))
-    others = [offer for offer in offers if (offer.provider, offer.machine_id) not in ours or offer.machine_id is None]
-    known = [replace(offer, image_seen=(offer.provider, offer.machine_id) in seen) for offer in others]
-    sifted = sift([with_bid(offer, bid_for(offer, spec)) for offer in known], wish, now_s)
+    others = [_known(offer, seen) for offer in offers if offer.machine_id is None or _machine(offer) not in ours]
+    sifted = sift([with_bid(offer, bid_for(offer, spec)) for offer in others], wish, now_s)
     free = blocklist.allowed(sifted.accepted, now_s)
     blocked = [entry.why for offer in sifted.accepted if (entry := blocklist.blocks(offer, now_s)) is not None]
     ranks = RankSettings(
@@ -116,6 +115,14 @@ async def search(
     why = failures + nothing + ((_blocked(blocked),) if blocked else ())
     order = launch_order(race_order(rank(free, ranks)), spec.candidates_max)
     return Found(order, dict(Counter(offer.provider for offer in free)), why, frozenset(denied))
+
+
+def _machine(offer: Offer) -> tuple[str, str | None]:
+    return offer.provider, offer.machine_id
+
+
+def _known(offer: Offer, seen: Collection[tuple[str, str | None]]) -> Offer:
+    return replace(offer, image_seen=offer.machine_id is not None and _machine(offer) in seen)
 
 
 def _blocked(reasons: Sequence[str]) -> str:
