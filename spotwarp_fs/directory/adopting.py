@@ -277,7 +277,11 @@ class _Step:
         # The attributes stay those of the content that the map has, and the next walk finds the file again.
         self._mark(ino, written=True)
         before = self._witness(ino)
-        self._see(arrival.path, ino, (before or Witness.of(arrival.status)).with_seen(Seen.NOTHING))
+        if before is None:
+            # Without a witness the first read takes every attribute: those of a file just made are not the disk's.
+            self._after.append(("put", arrival.path, b"", ino, None))
+        else:
+            self._see(arrival.path, ino, before.with_seen(Seen.NOTHING))
 
     def _mark(self, ino: Inode, *, written: bool) -> None:
         """Say whether it is being written: the directory around it may have to be whole, whatever its own name says."""

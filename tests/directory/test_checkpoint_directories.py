@@ -114,5 +114,8 @@ def test_a_large_file_that_is_still_to_be_read_holds_its_directory(
             state = await published_state(store)
         assert state.in_flight == []
         assert state.content[b"checkpoint-1/model.bin"] == noise(LARGE_BYTES, 2)
+        status = (place / "model.bin").stat()
+        record = state.nodes[b"checkpoint-1/model.bin"].record
+        assert (record.mtime_ns, record.mode) == (status.st_mtime_ns, status.st_mode)
 
     in_real_time(main)
