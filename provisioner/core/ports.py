@@ -182,6 +182,8 @@ class Instance:
     created_at_s: float | None = None
     min_bid_usd_h: float | None = None
     """What a stopped spot instance needs to come back."""
+    contract_ends_at_s: float | None = None
+    """When its host takes the machine back, whatever is paid; None = never, or the provider does not say."""
     starts_by_itself: bool = False
     """A stopped or queued instance that will run, and be billed, when the GPU is free again."""
     ssh: SshAddress | None = None

@@ -12,6 +12,7 @@
     keeper       hears of one thing after the other
     deciding     the decisions, after each of them; none of them waits
     ending       the end of a job: publish, destroy, verify
+    leaving      reasons to move away from a node that is well: its contract ends, its account runs dry
     racing       carries out what the race wants done
     watching     the node that holds the workspace: what was seen of it, and the verdict
     timeline     when what happened in a failover, as the controller saw it

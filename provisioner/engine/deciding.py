@@ -6,7 +6,8 @@ goes on, because that was decided before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from provisioner.core.detect import Health, Verdict
 from provisioner.core.happenings import FailoverEnded, JobEnd, Judged, Spent
@@ -23,6 +24,7 @@ from provisioner.core.race.messages import (
 from provisioner.core.ranking import Ranked
 from provisioner.core.rendezvous import NodePhase, Report, Request
 from provisioner.engine.ending import Ending
+from provisioner.engine.leaving import Leave, Leaving
 from provisioner.engine.ports import EXIT_FAILED
 from provisioner.engine.racing import Driver, Kit, NodeOrders, race_settings
 from provisioner.engine.searching import bid_within, spec_for
@@ -36,6 +38,9 @@ class Move:
 
     until_s: float
     provider: str = ""
+    """The only one to move to; empty = any of the job's."""
+    leave: Leave | None = None
+    """Why the node is left, when nobody asked for it."""
     ordered: bool = False
     """Whether the node was told to hand over."""
     request: Request | None = None
@@ -61,6 +66,7 @@ class Decider:
         self._verdict = Verdict(Health.BLIND, "nothing was read yet")
         self._timeline: Timeline | None = None
         self._move: Move | None = None
+        self._leaving = Leaving(kit)
         self._drill = ""
         self._ending: Ending | None = None
         self._paused_until_s = self._cancel_at_s = float("-inf")
@@ -112,6 +118,7 @@ class Decider:
         elif now_s >= self._paused_until_s:
             self._look_around(now_s)
             self._decide_watch(now_s)
+            self._leave_in_time(now_s)
         self._kit.eyes.racing = self._driver.running
 
     def _judge(self, now_s: float) -> None:
@@ -166,8 +173,7 @@ class Decider:
     def _consider(self, best: Ranked) -> None:
         """Move to *best* when it is cheaper by the share that the user named."""
         record, share = self._record, self._kit.spec.limits.move_below
-        busy = self._move is not None or self._drill or self._driver.running or self._ending is not None
-        if record is None or share is None or busy or self._verdict.health is not Health.HEALTHY:
+        if record is None or share is None or self._is_busy() or self._verdict.health is not Health.HEALTHY:
             return
         usd_h = record.intent.usd_h
         if best.usd_h <= (1 - share) * usd_h:
@@ -176,6 +182,21 @@ class Decider:
             self._begin(
                 "move", f"{best.offer.provider} has one for ${best.usd_h:.2f}/h, this costs ${usd_h:.2f}/h", now_s
             )
+
+    def _leave_in_time(self, now_s: float) -> None:
+        """Move away from a node that is well, and will not be for long."""
+        record = self._record
+        if record is None or self._is_busy() or self._verdict.health is not Health.HEALTHY:
+            return
+        leave = self._leaving.reason(record, self._holder.instance)
+        if leave is not None:
+            self._leaving.tried()
+            self._move = Move(now_s + self._settings.move_s, leave=leave)
+            self._begin("move", leave.why, now_s)
+
+    def _is_busy(self) -> bool:
+        """Whether a node is being exchanged, or the job ends."""
+        return bool(self._move is not None or self._drill or self._driver.running or self._ending is not None)
 
     def _kind(self) -> str:
         if self._drill:
@@ -188,16 +209,28 @@ class Decider:
         return any(record.won_at_s is not None and record.intent.ident != but for record in records)
 
     def _needed(self) -> JobSpec:
-        return spec_for(self._kit.spec, 0 if self._head is None else self._head.logical_bytes)
+        spec = spec_for(self._kit.spec, 0 if self._head is None else self._head.logical_bytes)
+        if self._move is None or self._move.leave is None:
+            return spec
+        lasts_s = max(spec.wish.lasts_s_min, self._move.leave.lasts_s_min)
+        return replace(spec, wish=replace(spec.wish, lasts_s_min=lasts_s))
 
     def _begin(self, kind: str, why: str, lost_at_s: float) -> None:
         kit, now_s = self._kit, self._kit.now_s()
         self._close_timeline(now_s, whatever=True)
         state_at_s = None if self._head is None else self._head.created_at_s
         self._timeline = Timeline(kind, why, self._holder.ident, min(lost_at_s, now_s), now_s, state_at_s)
-        only = [self._move.provider] if self._move is not None and self._move.provider else kit.spec.providers
         kit.say(f"{kind}: {why}")
-        self._driver.begin(race_settings(kit, only), self._head_read(), self._needed())
+        self._driver.begin(race_settings(kit, self._allowed()), self._head_read(), self._needed())
+
+    def _allowed(self) -> Sequence[str]:
+        """The providers that may take part in a race that begins now."""
+        providers, move = self._kit.spec.providers, self._move
+        if move is None:
+            return providers
+        if move.provider:
+            return [move.provider]
+        return [name for name in providers if move.leave is None or name != move.leave.avoid]
 
     def _decide_race(self, now_s: float) -> None:
         unheld = self._nobody_holds()

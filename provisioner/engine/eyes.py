@@ -98,7 +98,16 @@ class Around:
     best: Ranked
 
 
-Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | RaceSaid | Told | Shut | Around
+@dataclass(frozen=True, slots=True)
+class Funds:
+    """What an account had left when it was asked."""
+
+    provider: str
+    usd: float
+
+
+TaskMessage = RaceSaid | Told | Shut | Around | Funds
+Message = HeartbeatSeen | HeadSeen | StoreSilent | ReportSeen | RequestSeen | Showed | TaskMessage
 Send = Callable[[Message], Awaitable[None]]
 
 

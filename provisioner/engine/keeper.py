@@ -22,6 +22,7 @@ from provisioner.core.rendezvous import NodePhase, Report, Request, RequestKind
 from provisioner.engine.deciding import Decider, Move
 from provisioner.engine.eyes import (
     Around,
+    Funds,
     HeadSeen,
     HeartbeatSeen,
     Message,
@@ -31,6 +32,7 @@ from provisioner.engine.eyes import (
     Showed,
     Shut,
     StoreSilent,
+    TaskMessage,
     Told,
 )
 from provisioner.engine.ports import EXIT_FAILED, EXIT_FENCED, EXIT_STOPPED
@@ -122,7 +124,7 @@ class Keeper(Decider):
         self._decide()
         self._kit.eyes.urgent = self._holder.overdue
 
-    def _heard_of_task(self, message: RaceSaid | Told | Shut | Around) -> None:
+    def _heard_of_task(self, message: TaskMessage) -> None:
         match message:
             case RaceSaid(race, event):
                 # Offers are for the race that searched; what became of a create or a destroy is true in any race.
@@ -136,6 +138,8 @@ class Keeper(Decider):
                     self._end(EXIT_FAILED, why)
             case Around(best):
                 self._consider(best)
+            case Funds(provider, usd):
+                self._leaving.told(provider, usd)
             case _:
                 assert_never(message)
 

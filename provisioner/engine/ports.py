@@ -159,6 +159,12 @@ class EngineSettings:
     """After a race that nobody could win, before the next."""
     move_s: float = 1800.0
     """A planned move without a ready candidate is given up after this."""
+    contract_lead_s: float = 3600.0
+    """A node whose contract ends within this is left for another one, whose own lasts at least twice as long."""
+    funds_s: float = 600.0
+    """Between two looks at what the account of the node has left."""
+    funds_lead_s: float = 3600.0
+    """An account that pays its node for less than this is left for another provider."""
     cheaper_s: float = 600.0
     """Between two searches for a cheaper offer, when the user wants to move to one."""
     spent_s: float = 30.0

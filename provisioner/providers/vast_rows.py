@@ -90,6 +90,7 @@ def instance_of(row: Mapping[str, Any], provider: str) -> Instance | None:
         location=text(row.get("geolocation")),
         created_at_s=number(row.get("start_date")),
         min_bid_usd_h=number(row.get("min_bid")) if spot else None,
+        contract_ends_at_s=number(row.get("end_date")),
         # An outbid one comes back with its priority; one that we stopped looks the same, so it counts too.
         starts_by_itself=status is InstanceStatus.STOPPED and (spot or queued),
         ssh=_ssh(row),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import pytest
 import trio
@@ -172,6 +173,44 @@ async def test_a_much_cheaper_offer_starts_a_move(w: World) -> None:
             machine.price, machine.floor = machine.price / 3, machine.floor / 3
     second = await w.until_running(but=first.key)
     assert second.gpu_rate() < 0.7 * first.gpu_rate()
+
+
+@story(kinds=["launch", "move"], work=Work(2500), spec=replace(SPEC, providers=("vast",)))
+async def test_a_node_whose_contract_ends_is_left_in_time_for_one_that_lasts(w: World) -> None:
+    first = await w.until_running()
+    await trio.sleep(100)
+    assert w.holder() is first, "its contract lasts for days"
+    first.machine.contract_end = w.now_s() + 3000
+    for machine in w.sim.world.machines[::2]:
+        machine.contract_end = min(machine.contract_end, w.now_s() + 5000)
+    second = await w.until_running(but=first.key)
+    assert w.now_s() < first.machine.contract_end
+    assert second.machine.contract_end - w.now_s() > 6500
+    assert "move: its contract ends in" in w.said()
+
+
+@story(kinds=["launch", "move"], work=Work(2500))
+async def test_an_account_that_runs_dry_is_left_for_another_provider(w: World) -> None:
+    first = await w.until_running()
+    dry = first.order.provider
+
+    async def little() -> float:
+        return first.gpu_rate() / 2
+
+    with patch.object(w.providers[dry], "balance_usd", little):
+        second = await w.until_running(but=first.key)
+        assert second.order.provider != dry
+        assert f"move: {dry}: the account's $" in w.said()
+
+
+@story(kinds=["launch"], work=Work(1500), spec=replace(SPEC, providers=("vast",)))
+async def test_an_account_that_runs_dry_is_said_once_where_there_is_no_other_provider(w: World) -> None:
+    first = await w.until_running()
+    with patch.object(w.providers["vast"], "balance_usd", AsyncMock(return_value=0.01)) as asked:
+        await trio.sleep(1300)
+        assert asked.await_count >= 2
+    assert w.holder() is first
+    assert w.said().count("add credit") == 1
 
 
 @story(kinds=["launch", "drill"], work=Work(600))
