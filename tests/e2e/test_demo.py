@@ -44,7 +44,7 @@ def test_a_lost_node_costs_seconds_and_no_bit(tmp_path: Path) -> None:
     assert all(isinstance(failover[name], float) for name in phases), failover
     assert failover["step_s"] == found["rto_s"]
     assert failover["steps_lost"] == found["steps_lost"]
-    assert failover["reaped"] == 2, "the one that died in its boot, and the lost node"
+    assert failover["reaped"] >= 2, "the one that died in its boot, and the lost node; others that had begun meanwhile"
     assert 0 < found["bytes_fetched"] < found["bytes_logical"] * 3
     assert found["bytes_stored"] > 0
     assert [entry["event"] for entry in found["timeline"]][-1] == "umount"
