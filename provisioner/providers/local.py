@@ -303,8 +303,11 @@ class Local:
         if code is not None:
             return InstanceStatus.FAILED, f"exited with {code}"
         if pid is not None:
-            alive = int(pid) in marked().get(str(home), set())
-            return (InstanceStatus.RUNNING, "running") if alive else (InstanceStatus.FAILED, "killed")
+            if int(pid) in marked().get(str(home), set()):
+                return InstanceStatus.RUNNING, "running"
+            # It may have ended by itself between the two looks.
+            code = _read(home / "exit")
+            return InstanceStatus.FAILED, "killed" if code is None else f"exited with {code}"
         child = self._children.get(home.name)
         young = self._clock.now_s() - (number(record.get("created_at_s")) or 0.0) < STARTS_WITHIN_S
         if young and (child is None or child.returncode is None):

@@ -108,6 +108,24 @@ async def test_the_first_process_is_the_rental(provider: Local, tmp_path: Path) 
     assert (tmp_path / "nodes" / instance_id / "disk").exists(), "for salvage, until it is destroyed"
 
 
+async def test_an_end_between_two_looks_is_no_kill(
+    provider: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance_id = await started(provider, "sleep 600")
+    home = tmp_path / "nodes" / instance_id
+    await until_there(home / "pid")
+
+    def ended_meanwhile() -> dict[str, set[int]]:
+        (home / "exit").write_text("7")
+        return {}
+
+    with monkeypatch.context() as patched:
+        patched.setattr("provisioner.providers.local.marked", ended_meanwhile)
+        shown = await provider.show(instance_id)
+    assert shown is not None
+    assert (shown.status, shown.status_text) == (InstanceStatus.FAILED, "exited with 7")
+
+
 async def test_a_killed_node_is_seen(provider: Local, tmp_path: Path) -> None:
     instance_id = await started(provider, "sleep 600")
     await until_status(provider, instance_id, InstanceStatus.RUNNING)
