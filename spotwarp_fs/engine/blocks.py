@@ -13,8 +13,6 @@ import stat
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
-import trio
-
 from spotwarp_fs.core.attributes import without_privileges
 from spotwarp_fs.core.changes import Recorder
 from spotwarp_fs.core.errors import Refused
@@ -204,14 +202,14 @@ class Blocks:
         ws = self._ws
         stop = offset + len(data)
         first, last = offset // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES
-        is_scratch = ino in ws.scratch
-        dirty = (ws.scratch_dirty if is_scratch else ws.dirty).get(ino)
         key = inode_key(ino)
-        if dirty is None or last - first > 1 or stop > FILE_BYTES_MAX or not ws.counter.has_noted(key):
+        if last - first > 1 or stop > FILE_BYTES_MAX or not ws.counter.has_noted(key):
             return False
         blocks = (BlockIndex(first),) if first == last else (BlockIndex(first), BlockIndex(last))
+        if not ws.all_dirty(ino, blocks):
+            return False
         for block in blocks:
-            if block not in dirty or not ws.counter.has_noted(block_key(ino, block)):
+            if not ws.counter.has_noted(block_key(ino, block)):
                 return False
             if ws.cut is not None and ws.cut.protects(ino, block):
                 return False
@@ -219,18 +217,17 @@ class Blocks:
             value = txn.get(key)
             if value is None:
                 return False
-            mode, nlink, size = counted(value)
+            mode, _, size = counted(value)
             if offset > size or mode & SET_ID_BITS:
                 return False
             for block in blocks:
                 ws.generations.raise_for(ino, block)
             ws.data.pwrite(ino, offset, data)
-            txn.put(key, after_write(value, stop, now_ns))
-        if stop > size and nlink and not is_scratch:
-            ws.logical_bytes += stop - size
-        now_s = trio.current_time()
+            changed = after_write(value, stop, now_ns)
+            txn.put(key, changed)
+        ws.recount(ino, value, changed)
         for block in blocks:
-            dirty[block] = now_s
+            ws.mark_dirty(ino, block)
         ws.bytes_written += len(data)
         return True
 

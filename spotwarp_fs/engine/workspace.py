@@ -259,6 +259,15 @@ class Workspace:
         self.withdrawn = {ino for ino, since in rows if decode_u64(since) != MADE_SO}
         self.scratch_dirty.clear()
 
+    def recount(self, ino: Inode, earlier: bytes | None, later: bytes | None) -> None:
+        """An inode's record is *later* now; None: there is, or was, none."""
+        if ino in self.scratch:
+            return
+        if earlier is not None:
+            self._count(earlier, -1)
+        if later is not None:
+            self._count(later, 1)
+
     def _count(self, value: bytes, sign: int) -> None:
         """Add an inode record to the counters, or take it out."""
         mode, nlink, size = counted(value)
@@ -333,12 +342,7 @@ class Workspace:
             self.counter.rolled_back()
             raise
         for ino, earlier, later in recorder.inodes:
-            if ino in self.scratch:
-                continue
-            if earlier is not None:
-                self._count(earlier, -1)
-            if later is not None:
-                self._count(later, 1)
+            self.recount(ino, earlier, later)
         for ino, since in recorder.crossed.items():
             self._cross(ino, since, now[ino])
         if self.counter.seq != before:
